@@ -1,0 +1,277 @@
+"""The command line: `coterie list | run | compare | resume | report | data | demo`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from coterie import listing
+from coterie.config import RunConfig, ScenarioConfig, from_tables, merge, read_tables
+from coterie.errors import CoterieError
+from coterie.methods import METHODS, method_named
+from coterie.settings import split_assignments
+
+app = typer.Typer(
+    help="Clustered and personalised federated learning: find the groups hidden among clients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ScenarioOption = Annotated[str | None, typer.Option("--scenario", help="named scenario; see `coterie list scenarios`")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="your own data instead of a scenario: a folder")]
+RootOption = Annotated[
+    Path | None, typer.Option("--root", help="where the datasets are (default: $COTERIE_DATA, .data)")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="a name of `coterie list models`, or file.py:function")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="number of rounds")]
+ClientsOption = Annotated[int | None, typer.Option("--clients", help="number of clients")]
+SamplesOption = Annotated[int | None, typer.Option("--samples", help="training samples per client")]
+GroupsOption = Annotated[int | None, typer.Option("--groups", help="number of hidden groups")]
+AlphaOption = Annotated[float | None, typer.Option("--alpha", help="label skew (Dirichlet); small is uneven")]
+ImageOption = Annotated[int | None, typer.Option("--image-size", help="pixels to resize images to")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="worker processes or threads (default: cores)")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="key=value of the method (see `coterie list METHOD`), faults.key=value, METHOD.key=value"
+    ),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file; the other options go before it")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="folder of the run (default: runs/...)")]
+
+
+def _tables(
+    config: Path | None, method: str | None, assignments: Sequence[str] | None, **options: Any
+) -> dict[str, Any]:
+    """The file's tables, with the options of the command line laid over them."""
+    tables = read_tables(config) if config is not None else {}
+    if method is not None:
+        tables = {**tables, "method": method}
+    if "method" not in tables:
+        raise CoterieError("Name a method, such as `coterie run fedavg`, or set method in the --config file.")
+    given = {key: value for key, value in options.items() if value is not None}
+    scenario = {key: given.pop(key) for key in list(given) if key in ScenarioConfig.__dataclass_fields__}
+    if "scenario" in given:
+        scenario["name"] = given.pop("scenario")
+    workers = given.pop("workers", None)
+    assigned: dict[str, Any] = {**given, **{f"scenario.{key}": value for key, value in scenario.items()}}
+    if workers is not None:
+        assigned["engine.workers"] = workers
+    return merge(tables, {**assigned, **split_assignments(assignments or [])}, str(tables["method"]))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str | None, typer.Argument(help="methods, scenarios, models, or a method's name")] = None,
+) -> None:
+    """What there is: methods, scenarios, models; or the settings of one method."""
+    for table in listing.tables(what):
+        Console().print(table)
+
+
+@app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="a name of `coterie list methods`")] = None,
+    scenario: ScenarioOption = None,
+    data: DataOption = None,
+    root: RootOption = None,
+    model: ModelOption = None,
+    rounds: RoundsOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
+    clients: ClientsOption = None,
+    samples: SamplesOption = None,
+    groups: GroupsOption = None,
+    alpha: AlphaOption = None,
+    image_size: ImageOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
+    config: ConfigOption = None,
+    out: OutOption = None,
+) -> None:
+    """Run one method and write its folder: metrics, models, checkpoint, report."""
+    from coterie.experiment import execute
+
+    tables = _tables(
+        config, method, assignments,
+        scenario=scenario, data=data, root=root, model=model, rounds=rounds, seed=seed, clients=clients,
+        samples=samples, groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+    )  # fmt: skip
+    settings = from_tables(tables)
+    folder = out or Path("runs") / f"{settings.method}-{_subject(settings)}-seed{settings.seed}"
+    _watched(settings, folder, lambda view: execute(settings, folder, view=view))
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="folder of an interrupted run")]) -> None:
+    """Go on with an interrupted run; it ends as if it had never been interrupted."""
+    from coterie.experiment import config_of
+    from coterie.experiment import resume as go_on
+
+    _watched(config_of(folder), folder, lambda view: go_on(folder, view=view))
+
+
+@app.command()
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="two or more names of `coterie list methods`")],
+    scenario: ScenarioOption = None,
+    data: DataOption = None,
+    root: RootOption = None,
+    model: ModelOption = None,
+    rounds: RoundsOption = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="seeds, such as 0,1,2")] = "0",
+    clients: ClientsOption = None,
+    samples: SamplesOption = None,
+    groups: GroupsOption = None,
+    alpha: AlphaOption = None,
+    image_size: ImageOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
+    config: ConfigOption = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="accuracy to reach: reports bytes and rounds")
+    ] = None,
+    out: OutOption = None,
+) -> None:
+    """Run several methods (and seeds) side by side: one table, one report."""
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise CoterieError(f"--seeds takes whole numbers joined by commas, such as 0,1,2, not {seeds!r}.") from None
+    configs = []
+    for method in methods:
+        tables = _tables(
+            config, method, _fitting(method, methods, assignments or []),
+            scenario=scenario, data=data, root=root, model=model, rounds=rounds, clients=clients, samples=samples,
+            groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+        )  # fmt: skip
+        configs.append(from_tables(tables))
+    folder = out or Path("runs") / f"compare-{_subject(configs[0])}"
+    _compare(configs, numbers, folder, target)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run or comparison")]) -> None:
+    """Write the report of a run or a comparison anew."""
+    from coterie.report.html import write_compare_report, write_run_report
+
+    write = write_compare_report if (folder / "compare.json").is_file() else write_run_report
+    Console().print(f"wrote {write(folder)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def data(
+    scenario: Annotated[str | None, typer.Argument(help="a scenario's name; without it, which data are there")] = None,
+    own: DataOption = None,
+    root: RootOption = None,
+    clients: ClientsOption = None,
+    samples: SamplesOption = None,
+    groups: GroupsOption = None,
+    alpha: AlphaOption = None,
+    image_size: ImageOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="seed of the partition")] = 0,
+) -> None:
+    """Describe a scenario's (or your own) data: clients, groups, sizes, labels."""
+    from coterie.experiment import population_of
+
+    if scenario is None and own is None:
+        Console().print(listing.scenarios(root))
+        return
+    chosen = ScenarioConfig(
+        name=scenario or "rotated-digits",
+        data=str(own) if own else None,
+        root=str(root) if root else None,
+        clients=clients,
+        samples=samples,
+        groups=groups,
+        alpha=alpha,
+        image_size=image_size,
+    )
+    for table in listing.population(population_of(chosen, seed), scenario or str(own)):
+        Console().print(table)
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option("--out", help="folder of the demo")] = Path("runs/demo")) -> None:
+    """Every method on 40 clients in 4 hidden groups, in a minute, without any download."""
+    if (out / "compare.json").is_file():
+        shutil.rmtree(out)
+    configs = [from_tables({"method": name, "scenario": {"name": "rotated-digits"}}) for name in METHODS]
+    _compare(configs, [0], out, target=0.9)
+
+
+def _compare(configs: list[RunConfig], seeds: list[int], folder: Path, target: float | None) -> None:
+    from coterie.compare import compare as compare_all
+    from coterie.report.live import CompareView, print_compare_table
+
+    jobs = [(config.method, seed) for config in configs for seed in seeds]
+    title = f"{len(configs)} methods on {_subject(configs[0])}"
+    with CompareView(title, jobs, configs[0].rounds) as view:
+        rows = compare_all(configs, seeds, folder, view, target=target)
+    print_compare_table(rows, target=target)
+    Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _watched(config: RunConfig, folder: Path, start: Any) -> None:
+    import json
+
+    from coterie.report.live import LiveView, print_result
+
+    with LiveView(f"{config.method} on {_subject(config)}", config.rounds) as view:
+        result = start(view)
+    print_result(json.loads(result.to_json()))
+    Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _fitting(method: str, methods: Sequence[str], assignments: Sequence[str]) -> list[str]:
+    """The assignments meant for one of several methods: bare keys where it has them, METHOD.key for itself."""
+    fields = {name: set(method_named(name).__dataclass_fields__) for name in methods}
+    plain = set(RunConfig.__dataclass_fields__)
+    kept = []
+    for key, value in split_assignments(assignments).items():
+        owner = key.partition(".")[0]
+        if owner in fields and owner != method:
+            continue
+        known = any(key in names for names in fields.values())
+        if "." in key or key in plain or key in fields[method] or not known:
+            kept.append(f"{key}={value}")
+    return kept
+
+
+def _subject(config: RunConfig) -> str:
+    return Path(config.scenario.data).name if config.scenario.data is not None else config.scenario.name
+
+
+def main() -> None:
+    """The entry point: bad input is one sentence on stderr and exit code 2."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    from coterie.run import Interrupted
+
+    try:
+        app(standalone_mode=True)
+    except Interrupted as stop:
+        _say(str(stop))
+        sys.exit(130)
+    except CoterieError as error:
+        _say(f"coterie: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _say("coterie: stopped.")
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(text)

@@ -1,0 +1,325 @@
+"""Clients at work: the only training loop and the only evaluation loop of the package.
+
+Every client function is written over a cohort, a leading axis C of clients. On a device C is 1; in the simulator it is
+as many clients as a worker takes at once. How a client is computed (compiled kernel or torch) is decided here, behind
+one signature, and never changes what is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from coterie import fast, kernel
+from coterie.data.samples import ClientData, ClientId, Samples
+from coterie.rng import Key, key64, rng
+from coterie.states import Stack, State, clone, count, row, stack
+from coterie.task import Task
+
+Part = Literal["train", "valid", "test"]
+Kept = Tensor | State
+Memory = dict[str, Kept]
+_EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Local training of one client in one round; always a fresh optimiser (no state is carried between rounds)."""
+
+    epochs: int = 1
+    batch: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    kind: Literal["sgd", "adam"] = "sgd"
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * self.lr_decay**round
+
+    def steps(self, samples: int) -> int:
+        """How many updates a client with that many samples makes."""
+        return self.epochs * -(-samples // self.batch_of(samples))
+
+    def batch_of(self, samples: int) -> int:
+        """The batch size; 0 stands for the whole training set."""
+        return self.batch or samples
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Some clients, with all they may use: their data, the round, their own memory and keyed randomness."""
+
+    ids: tuple[ClientId, ...]
+    task: Task
+    data: tuple[ClientData, ...]
+    round: int = 0
+    seed: int = 0
+    memory: tuple[Memory, ...] = ()
+    kept: dict[str, Tensor | Stack] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def size(self) -> Tensor:
+        """Number of training samples of each client, [C]."""
+        return torch.tensor([len(client.train) for client in self.data], dtype=torch.float64)
+
+    def part(self, part: Part) -> list[Samples]:
+        """One part of every client's data; where there is no validation part, the training part."""
+        if part == "valid":
+            return [client.valid if client.valid is not None else client.train for client in self.data]
+        return [client.train if part == "train" else client.test for client in self.data]
+
+    def rng(self, index: int, purpose: str, *key: Key) -> np.random.Generator:
+        """The generator of one client for one purpose in this round."""
+        return rng(self.seed, purpose, self.round, self.ids[index], *key)
+
+    def recall(self, name: str, default: Stack) -> Stack:
+        """What each client kept under that name in an earlier round, or its row of `default`."""
+        rows: list[State] = []
+        for index in range(len(self)):
+            kept = self.memory[index].get(name) if self.memory else None
+            rows.append(kept if isinstance(kept, dict) else row(default, index))
+        return stack(rows)
+
+    def recall_tensor(self, name: str, default: Tensor) -> Tensor:
+        """The same for a single tensor per client, [C, ...]."""
+        kept = [self.memory[index].get(name) if self.memory else None for index in range(len(self))]
+        return torch.stack([k if isinstance(k, Tensor) else default[index] for index, k in enumerate(kept)])
+
+    def keep(self, name: str, value: Tensor | Stack) -> None:
+        """Have every client keep its row until it is asked again."""
+        self.kept[name] = value
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How models did on clients' data. Rows are models where several were scored on the same client."""
+
+    loss: Tensor
+    correct: Tensor
+    count: Tensor
+
+
+def local_sgd(
+    c: Cohort,
+    start: Stack,
+    opt: Optimiser,
+    *,
+    prox: Stack | None = None,
+    mu: float = 0.0,
+    correction: Stack | None = None,
+    purpose: str = "batches",
+) -> Stack:
+    """Train every client of the cohort from its row of `start` on its own training part.
+
+    Each step uses the gradient g + correction + mu (w - prox), then weight decay, momentum and the learning rate as
+    torch.optim.SGD or Adam do. `prox` and `correction` have one row per client and entries for the parameters.
+    """
+    if isinstance(c.task.net, kernel.Net):
+        return _kernel_sgd(c, c.task.net, start, opt, prox, mu, correction, purpose)
+    trained = clone(start)
+    for index in range(len(c)):
+        _torch_sgd(
+            c,
+            index,
+            row(trained, index),
+            opt,
+            row(prox, index) if prox is not None and mu else None,
+            mu,
+            row(correction, index) if correction is not None else None,
+            purpose,
+        )
+    return trained
+
+
+def steps(c: Cohort, opt: Optimiser) -> Tensor:
+    """How many updates `local_sgd` makes on each client, [C]."""
+    batched = _normalises_batches(c.task.module)
+    counts = []
+    for client in c.data:
+        samples = len(client.train)
+        lone = batched and samples > 1 and samples % opt.batch_of(samples) == 1
+        counts.append(opt.steps(samples) - (opt.epochs if lone else 0) if samples else 0)
+    return torch.tensor(counts, dtype=torch.float64)
+
+
+def _order(c: Cohort, index: int, epochs: int, purpose: str) -> Tensor:
+    """The order in which a client sees its samples: a fresh permutation per epoch, [epochs * n]."""
+    generator, samples = c.rng(index, purpose), len(c.data[index].train)
+    return torch.from_numpy(np.concatenate([generator.permutation(samples) for _ in range(epochs)]))
+
+
+def _kernel_sgd(
+    c: Cohort,
+    net: kernel.Net,
+    start: Stack,
+    opt: Optimiser,
+    prox: Stack | None,
+    mu: float,
+    correction: Stack | None,
+    purpose: str,
+) -> Stack:
+    """Every client in one call of the kernel each, in place on a fresh matrix of models."""
+    task, weights = c.task, fast.vectors(net, start)
+    anchors = fast.vectors(net, prox) if prox is not None and mu else None
+    pulls = fast.vectors(net, correction) if correction is not None else None
+    for index, client in enumerate(c.data):
+        if not len(client.train):
+            continue
+        net.train(
+            weights[index],
+            client.train.x,
+            fast.target(task, client.train),
+            _order(c, index, opt.epochs, purpose),
+            epochs=opt.epochs,
+            batch=opt.batch_of(len(client.train)),
+            optimiser=opt.kind,
+            lr=opt.rate(c.round),
+            momentum=opt.momentum,
+            weight_decay=opt.weight_decay,
+            mu=mu if anchors is not None else 0.0,
+            anchor=anchors[index] if anchors is not None else None,
+            correction=pulls[index] if pulls is not None else None,
+            **fast.scaling(task.normalise),
+        )
+    return fast.models_of(net, weights, start)
+
+
+def _torch_sgd(
+    c: Cohort,
+    index: int,
+    state: State,
+    opt: Optimiser,
+    prox: State | None,
+    mu: float,
+    correction: State | None,
+    purpose: str,
+) -> None:
+    """One client, plain autograd, in place."""
+    task, samples = c.task, c.data[index].train
+    if not len(samples) or not opt.epochs:
+        return
+    module = _loaded(task, state).train()
+    names, weights = zip(*module.named_parameters(), strict=True)
+    anchors = [prox[name] for name in names] if prox is not None else None
+    pulls = [correction[name] for name in names] if correction is not None else None
+    optimiser = _optimiser(list(weights), opt, opt.rate(c.round))
+    size = opt.batch_of(len(samples))
+    # BatchNorm has no statistics of a single sample
+    smallest = 2 if _normalises_batches(module) and len(samples) > 1 else 1
+    order = _order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key64(c.seed, "layers", c.round, c.ids[index]) >> 1)
+        for epoch in order:
+            for picked in epoch.split(size):
+                if len(picked) < smallest:
+                    continue
+                batch = samples.take(picked)
+                inputs = task.inputs(batch.x)
+                optimiser.zero_grad()
+                task.loss_of(module(inputs), task.targets(batch, inputs)).backward()  # type: ignore[no-untyped-call]
+                if pulls is not None:
+                    for weight, pull in zip(weights, pulls, strict=True):
+                        weight.grad.add_(pull)
+                if anchors is not None:
+                    for weight, anchor in zip(weights, anchors, strict=True):
+                        weight.grad.add_(weight.detach() - anchor, alpha=mu)
+                optimiser.step()
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            state[name].copy_(tensor)
+
+
+def _optimiser(weights: list[nn.Parameter], opt: Optimiser, lr: float) -> torch.optim.Optimizer:
+    # fused: one pass over each weight instead of four
+    if opt.kind == "adam":
+        return torch.optim.Adam(weights, lr=lr, weight_decay=opt.weight_decay, fused=True)
+    return torch.optim.SGD(weights, lr=lr, momentum=opt.momentum, weight_decay=opt.weight_decay, fused=True)
+
+
+def _normalises_batches(module: nn.Module) -> bool:
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+
+
+def _loaded(task: Task, state: State) -> nn.Module:
+    """The thread's scratch network with this state in it."""
+    module = task.module
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            tensor.copy_(state[name])
+    return module
+
+
+def score(task: Task, models: Stack, samples: Samples) -> Scores:
+    """Every model of the stack on one client's samples: mean loss [K], correct answers [K], number of samples."""
+    rows, total = count(models), len(samples)
+    number = torch.full((rows,), float(total), dtype=torch.float64)
+    if not total:
+        return Scores(torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64), number)
+    if isinstance(task.net, kernel.Net):
+        mean, share = task.net.evaluate(
+            fast.vectors(task.net, models), samples.x, fast.target(task, samples), **fast.scaling(task.normalise)
+        )
+        return Scores(mean.double(), (share.double() * total).round(), number)
+    loss, correct = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
+    for index in range(rows):
+        for output, target in _outputs(task, row(models, index), samples):
+            loss[index] += float(task.loss_of(output, target)) * len(output)
+            if task.loss == "cross_entropy" or not isinstance(task.loss, str):
+                correct[index] += float((output.argmax(-1) == target).sum())
+    return Scores(loss / total, correct, number)
+
+
+def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, Tensor]]:
+    module, results = _loaded(task, state).eval(), []
+    with torch.inference_mode():
+        for picked in torch.arange(len(samples)).split(_EVALUATION_BATCH):
+            batch = samples.take(picked)
+            inputs = task.inputs(batch.x)
+            results.append((module(inputs), task.targets(batch, inputs)))
+    return results
+
+
+def evaluate(c: Cohort, models: Stack, part: Part = "test") -> Scores:
+    """Each client's own row of `models` on its own data: every entry of the result is [C]."""
+    each = [
+        score(c.task, {name: t[index : index + 1] for name, t in models.items()}, samples)
+        for index, samples in enumerate(c.part(part))
+    ]
+    return Scores(
+        torch.cat([s.loss for s in each]), torch.cat([s.correct for s in each]), torch.cat([s.count for s in each])
+    )
+
+
+def losses(c: Cohort, models: Stack, part: Part = "train", *, batch: int = 0) -> Tensor:
+    """The loss of every model on every client's data, [K, C]; with `batch`, on that many samples drawn this round."""
+
+    def chosen(index: int, samples: Samples) -> Samples:
+        if not batch or batch >= len(samples):
+            return samples
+        drawn = c.rng(index, "score").choice(len(samples), batch, replace=False)
+        return samples.take(torch.from_numpy(drawn))
+
+    return torch.stack([score(c.task, models, chosen(i, s)).loss for i, s in enumerate(c.part(part))], dim=1)
+
+
+def probabilities(task: Task, models: Stack, inputs: Tensor) -> Tensor:
+    """Class probabilities of every model for inputs already in the network's input space: [K, n, classes]."""
+    if isinstance(task.net, kernel.Net):
+        return task.net.predict(fast.vectors(task.net, models), inputs.to(task.dtype).contiguous())
+    results = []
+    for index in range(count(models)):
+        module = _loaded(task, row(models, index)).eval()
+        with torch.inference_mode():
+            parts = [F.softmax(module(part), dim=-1) for part in inputs.to(task.dtype).split(_EVALUATION_BATCH)]
+        results.append(torch.cat(parts))
+    return torch.stack(results)

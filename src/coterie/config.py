@@ -1,0 +1,142 @@
+"""What a run is, as data: everything that `config.toml` holds and that makes the run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from coterie.engine.faults import Faults, Schedule
+from coterie.engine.simulate import EngineOptions
+from coterie.errors import CoterieError, unknown
+from coterie.methods import method_named
+from coterie.methods.base import ServerMethod
+from coterie.settings import changed_fields, coerce, from_settings, to_toml
+
+
+@dataclass(frozen=True)
+class ScenarioConfig:
+    """Whose data: a named scenario with overrides (None: its own default), or a folder of the user's."""
+
+    name: str = "rotated-digits"
+    data: str | None = None
+    root: str | None = None
+    clients: int | None = None
+    samples: int | None = None
+    test_samples: int | None = None
+    groups: int | None = None
+    alpha: float | None = None
+    image_size: int | None = None
+    validation: float = 0.0
+    unseen: int = 0
+    drift: Schedule = ()
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run."""
+
+    method: str
+    rounds: int = 20
+    seed: int = 0
+    model: str = ""
+    dtype: Literal["float32", "float64"] = "float32"
+    evaluate_every: int = 1
+    evaluate_clients: int = 1000
+    checkpoint_seconds: float = 10.0
+    scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise CoterieError(f"rounds must be at least 1, not {self.rounds}.")
+        if self.evaluate_every < 1 or self.evaluate_clients < 1:
+            raise CoterieError("evaluate_every and evaluate_clients must be at least 1.")
+        method_named(self.method)
+
+    def build_method(self, defaults: Mapping[str, Any]) -> ServerMethod[Any]:
+        """The method with its settings; `defaults` (the scenario's training) give way to what the user set."""
+        kind = method_named(self.method)
+        own = kind.__dataclass_fields__
+        changed = {f for f in own if own[f].default != ServerMethod.__dataclass_fields__.get(f, own[f]).default}
+        fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
+        return from_settings(kind, {**fitting, **self.settings}, self.method)
+
+    def to_toml(self) -> str:
+        """The text of `config.toml`."""
+        plain = {
+            name: getattr(self, name)
+            for name in (
+                "method", "rounds", "seed", "model", "dtype", "evaluate_every", "evaluate_clients", "checkpoint_seconds",
+            )
+        }  # fmt: skip
+        scenario = {"name": self.scenario.name, **changed_fields(self.scenario)}
+        tables = {"faults": changed_fields(self.faults), "engine": changed_fields(self.engine)}
+        return to_toml({**plain, "scenario": scenario, "settings": dict(self.settings), **tables})
+
+
+_TABLES: dict[str, type[Any]] = {"scenario": ScenarioConfig, "faults": Faults, "engine": EngineOptions}
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CoterieError(f"There is no file {path}.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CoterieError(f"{path} is not a readable TOML file: {error}.") from None
+
+
+def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Lay `--set` assignments over a file's tables. `a.b=c` sets key b of table a; a bare key is the method's or the run's.
+
+    `METHOD.key` is for that method alone, so that one command line can set several methods.
+    """
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    plain = {f.name for f in dataclasses.fields(RunConfig)} - {"settings", *_TABLES}
+    for key, value in assignments.items():
+        table, dot, name = key.partition(".")
+        if not dot and key in plain:
+            merged[key] = value
+        elif not dot:
+            merged.setdefault("settings", {})[key] = value
+        elif table == method or table == "settings":
+            merged.setdefault("settings", {})[name] = value
+        elif table in _TABLES:
+            merged.setdefault(table, {})[name] = value
+        else:
+            raise unknown("table", table, [*_TABLES, method])
+    return merged
+
+
+def from_tables(tables: Mapping[str, Any]) -> RunConfig:
+    """A run from the tables of a TOML file, every key and type checked."""
+    fields = {f.name: f for f in dataclasses.fields(RunConfig)}
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        if key not in fields:
+            raise unknown("setting", key, fields)
+        if key in _TABLES or key == "settings":
+            if not isinstance(value, Mapping):
+                raise CoterieError(f"{key} must be a table ([{key}]), not {value!r}.")
+            values[key] = from_settings(_TABLES[key], value, key) if key in _TABLES else dict(value)
+        else:
+            values[key] = coerce(_PLAIN[key], value, key)
+    if "method" not in values:
+        raise CoterieError('No method is given; name one, such as method = "fedavg".')
+    config = RunConfig(**values)
+    kind = method_named(config.method)
+    settings = dataclasses.asdict(from_settings(kind, config.settings, config.method))
+    return dataclasses.replace(config, settings={key: settings[key] for key in config.settings})
+
+
+_PLAIN: dict[str, Any] = {
+    "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
+    "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
+}  # fmt: skip

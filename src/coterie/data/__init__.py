@@ -1,0 +1,33 @@
+"""Data: named scenarios, the user's own data, and what every client of a population looks like."""
+
+from .build import build
+from .datasets import data_root
+from .describe import Spread, Summary, describe
+from .drift import Drift
+from .own import OwnPopulation, from_arrays, from_datasets, from_path
+from .population import LazyPopulation, unseen_ids
+from .samples import ClientData, ClientId, Normalise, Population, Samples
+from .scenarios import PARTITIONS, SCENARIOS, Scenario
+
+__all__ = [
+    "PARTITIONS",
+    "SCENARIOS",
+    "ClientData",
+    "ClientId",
+    "Drift",
+    "LazyPopulation",
+    "Normalise",
+    "OwnPopulation",
+    "Population",
+    "Samples",
+    "Scenario",
+    "Spread",
+    "Summary",
+    "build",
+    "data_root",
+    "describe",
+    "from_arrays",
+    "from_datasets",
+    "from_path",
+    "unseen_ids",
+]

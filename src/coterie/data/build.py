@@ -1,0 +1,202 @@
+"""From a scenario's name and overrides to a population."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coterie.errors import CoterieError, unknown
+
+from .datasets import data_root, load, read_pacs
+from .drift import Drift
+from .partition import by_owner
+from .pool import rows_of
+from .population import LazyPopulation, Source, numbered
+from .samples import Samples
+from .scenarios import ALPHA_PARTITIONS, PARTITIONS, SCENARIOS, Scenario
+from .share import Sharing, share_own_test, share_split
+from .shift import Shift, combine, cycles, domains, rotations, swaps
+from .users import build_users
+
+_SMALLEST_IMAGE, _LARGEST_IMAGE = 4, 1024
+
+
+def build(
+    name: str,
+    *,
+    seed: int,
+    root: Path | str | None = None,
+    clients: int | None = None,
+    samples: int | None = None,
+    test_samples: int | None = None,
+    groups: int | None = None,
+    alpha: float | None = None,
+    image_size: int | None = None,
+    validation: float = 0.0,
+    drift: Drift | Sequence[Drift] | None = None,
+    unseen: int | float = 0,
+    partition: str | None = None,
+) -> LazyPopulation:
+    """The population of a named scenario; what is not given comes from the scenario (see `SCENARIOS`).
+
+    `samples` are a client's training samples, of which the fraction `validation` is set aside. `unseen` is a
+    number of further clients that never train, or a fraction of `clients`. An `alpha` where the scenario's
+    partition has none makes it "dirichlet-client". `root` is the data root (see `data_root`).
+    """
+    given = _Given(clients, samples, test_samples, groups, alpha, image_size, unseen, partition)
+    given.check()
+    if name not in SCENARIOS:
+        raise unknown("scenario", name, SCENARIOS)
+    scenario = given.over(SCENARIOS[name])
+    drifts = () if drift is None else (drift,) if isinstance(drift, Drift) else tuple(drift)
+    where = data_root(root)
+    if scenario.partition == "natural":
+        given.check_natural(name)
+        if drifts:
+            raise CoterieError(f"The clients of {name} have no groups to drift between; leave the drift out.")
+        return build_users(scenario, where, seed, unseen=unseen, validation=validation)
+    total = _required(scenario.clients)
+    extra = unseen if isinstance(unseen, int) else round(unseen * total)
+    shifts = _shifts(scenario, total)
+    ids, unseen_ids = numbered(total, extra)
+    return LazyPopulation(
+        ids=ids,
+        unseen_ids=unseen_ids,
+        sources=_sources(scenario, where, seed, len(shifts), total + extra),
+        shifts=shifts,
+        classes=scenario.classes,
+        normalise=scenario.normalise,
+        seed=seed,
+        validation=validation,
+        drifts=tuple(sorted(drifts, key=lambda one: one.round)),
+    )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the caller asked for instead of a scenario's defaults."""
+
+    clients: int | None
+    samples: int | None
+    test_samples: int | None
+    groups: int | None
+    alpha: float | None
+    image_size: int | None
+    unseen: int | float
+    partition: str | None
+
+    def check(self) -> None:
+        """Refuse what no scenario can do."""
+        counts = {
+            "clients": self.clients,
+            "samples": self.samples,
+            "test samples": self.test_samples,
+            "groups": self.groups,
+        }
+        for what, value in counts.items():
+            if value is not None and value < 1:
+                raise CoterieError(f"{value} {what} were asked for; ask for at least 1.")
+        if self.alpha is not None and not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise CoterieError(f"alpha is {self.alpha} and must be above 0; a small one is uneven, 100 nearly even.")
+        size = self.image_size
+        if size is not None and not _SMALLEST_IMAGE <= size <= _LARGEST_IMAGE:
+            raise CoterieError(
+                f"Images of {size} x {size} pixels are not possible; give a size from {_SMALLEST_IMAGE} to "
+                f"{_LARGEST_IMAGE}."
+            )
+        if not self.unseen >= 0 or (isinstance(self.unseen, float) and not self.unseen < 1):
+            raise CoterieError(f"unseen is {self.unseen}; give a number of clients, or a fraction of them below 1.")
+        if self.partition is not None and self.partition not in PARTITIONS:
+            raise unknown("partition", self.partition, PARTITIONS)
+        if self.alpha is not None and self.partition not in (None, *ALPHA_PARTITIONS):
+            raise CoterieError(f"The partition {self.partition} has no alpha; leave one of the two out.")
+
+    def check_natural(self, name: str) -> None:
+        """Refuse what makes no sense where clients are real people."""
+        for what, value in (("groups", self.groups), ("alpha", self.alpha), ("partition", self.partition)):
+            if value is not None:
+                raise CoterieError(f"The clients of {name} are its users as they are; leave {what} out.")
+
+    def over(self, default: Scenario) -> Scenario:
+        """The scenario with these values in place of its own."""
+        partition = self.partition or default.partition
+        if self.alpha is not None and partition not in (*ALPHA_PARTITIONS, "natural"):
+            partition = "dirichlet-client"
+        alpha = default.alpha if self.alpha is None else self.alpha
+        if partition in ALPHA_PARTITIONS and alpha is None:
+            raise CoterieError(f"The partition {partition} needs an alpha; give one, such as 10.")
+        return replace(
+            default,
+            partition=partition,
+            alpha=alpha,
+            clients=default.clients if self.clients is None else self.clients,
+            samples=default.samples if self.samples is None else self.samples,
+            test_samples=default.test_samples if self.test_samples is None else self.test_samples,
+            groups=default.groups if self.groups is None else self.groups,
+            image_size=default.image_size if self.image_size is None else self.image_size,
+        )
+
+
+def _shifts(scenario: Scenario, clients: int) -> tuple[Shift, ...]:
+    groups, classes = _required(scenario.groups), scenario.classes
+    if groups > clients:
+        raise CoterieError(
+            f"{groups} groups need at least as many clients and there are {clients}; ask for fewer groups."
+        )
+    match scenario.shift:
+        case "rotation":
+            return tuple(rotations(groups))
+        case "swap":
+            return tuple(swaps(groups, classes))
+        case "cycle":
+            return tuple(cycles(groups, classes))
+        case "swap-rotation":
+            return tuple(map(combine, swaps(groups, classes), rotations(groups)))
+        case _:
+            return tuple(domains(groups, scenario.domains))
+
+
+def _sources(scenario: Scenario, root: Path, seed: int, groups: int, clients: int) -> tuple[Source, ...]:
+    count = groups if scenario.shift == "domain" else 1
+    sharing = Sharing(
+        partition=scenario.partition,
+        clients=math.ceil(clients / count),
+        samples=scenario.samples,
+        test_samples=scenario.test_samples,
+        alpha=scenario.alpha,
+        classes=scenario.classes,
+        repeat=scenario.repeat,
+        seed=seed,
+    )
+    if scenario.datasets:
+        grey = len(scenario.datasets) > 1
+        splits = [
+            load(name, root, seed, image_size=scenario.image_size, grey=grey) for name in scenario.datasets[:count]
+        ]
+        return tuple(
+            share_split(split, replace(sharing, domain=name))
+            for split, name in zip(splits, scenario.datasets, strict=False)
+        )
+    parts = _pacs_domains(scenario, root)[:count]
+    return tuple(share_own_test(part, replace(sharing, domain=name)) for name, part in parts)
+
+
+def _pacs_domains(scenario: Scenario, root: Path) -> list[tuple[str, Samples]]:
+    found = read_pacs(root, scenario.image_size)
+    rows = by_owner(found.domain.numpy())
+    if len(found.domains) != len(scenario.domains) or len(found.classes) != scenario.classes:
+        raise CoterieError(
+            f"The folder of {scenario.name} in {root} has {len(found.domains)} domains and "
+            f"{len(found.classes)} "
+            f"classes instead of {len(scenario.domains)} and {scenario.classes}; put the complete set there."
+        )
+    return [(name, rows_of(found.samples, rows[number])) for number, name in enumerate(found.domains)]
+
+
+def _required(value: int | None) -> int:
+    """A number that every scenario but the natural ones has."""
+    if value is None:
+        raise CoterieError("This scenario has no default number of clients or groups; give one.")
+    return value

@@ -1,0 +1,92 @@
+"""A population in a few numbers, for `coterie data`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from .population import Parts, unseen_ids
+from .samples import ClientId, Population
+
+_INSPECTED = 1000
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Smallest, middle and largest of some numbers."""
+
+    smallest: int
+    median: float
+    largest: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a population is like. Sizes and labels are those of the inspected clients."""
+
+    clients: int
+    unseen: int
+    inspected: int
+    shape: tuple[int, ...]
+    classes: int
+    groups: dict[int, int] | None
+    """Clients of each group, None where nobody knows."""
+    train: Spread
+    valid: Spread | None
+    test: Spread
+    labels: tuple[int, ...]
+    """Training samples of each class."""
+    classes_per_client: Spread
+    """How many different labels a client has in training."""
+    largest_share: float
+    """The share of a client's most frequent label, on average: 1 / classes is even, 1 is one class a
+    client."""
+
+
+@runtime_checkable
+class _Labelled(Protocol):
+    """A population that can tell labels without making images."""
+
+    def labels(self, client: ClientId, round: int = 0) -> Parts: ...
+
+
+def describe(population: Population, *, inspect: int = _INSPECTED) -> Summary:
+    """Count clients, groups, sizes and labels; of many clients only `inspect` are looked at, evenly
+    spread."""
+    ids = population.ids
+    places = np.unique(np.linspace(0, len(ids) - 1, min(inspect, len(ids))).astype(int))
+    parts = [_labels(population, ids[place]) for place in places]
+    counts = torch.stack([torch.bincount(part.train, minlength=population.classes) for part in parts])
+    shares = counts.max(1).values / counts.sum(1).clamp_min(1)
+    groups = [population.group(client) for client in ids]
+    known = Counter(group for group in groups if group is not None)
+    valid = [len(part.valid) for part in parts if part.valid is not None]
+    return Summary(
+        clients=len(ids),
+        unseen=len(unseen_ids(population)),
+        inspected=len(parts),
+        shape=tuple(population.shape),
+        classes=population.classes,
+        groups=dict(sorted(known.items())) if known else None,
+        train=_spread([len(part.train) for part in parts]),
+        valid=_spread(valid) if valid else None,
+        test=_spread([len(part.test) for part in parts]),
+        labels=tuple(counts.sum(0).tolist()),
+        classes_per_client=_spread((counts > 0).sum(1).tolist()),
+        largest_share=float(shares.mean()),
+    )
+
+
+def _labels(population: Population, client: ClientId) -> Parts:
+    if isinstance(population, _Labelled):
+        return population.labels(client)
+    data = population.client(client)
+    return Parts(data.train.y, data.test.y, None if data.valid is None else data.valid.y)
+
+
+def _spread(values: list[int]) -> Spread:
+    return Spread(min(values), float(np.median(values)), max(values))

@@ -1,0 +1,253 @@
+"""The user's own data as a population: arrays, torch datasets, or a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from coterie.errors import CoterieError
+from coterie.rng import rng
+
+from .checks import checked_classes, checked_groups, checked_samples, measured
+from .partition import by_owner
+from .pool import rows_of
+from .population import LazyPopulation, Parts
+from .samples import ClientData, ClientId, Normalise, Population, Samples
+from .sources.files import corrupt, missing
+from .sources.images import has_domain_level, read_images
+from .sources.leaf import is_leaf, read_leaf
+from .users import leaf_users
+
+_TEST_FRACTION = 0.2
+_HELP = (
+    "give a folder of <client>.npz files (x, y or x_train, y_train, x_test, y_test), a LEAF folder "
+    "(data/train/*.json), or images as <domain>/<class>/<image>"
+)
+
+ClientArrays = tuple[Any, Any] | tuple[Any, Any, Any, Any]
+"""(x, y), of which a fifth is kept for testing, or (x_train, y_train, x_test, y_test)."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPopulation:
+    """Clients with arrays of their own."""
+
+    clients: Mapping[ClientId, ClientData]
+    shape: tuple[int, ...]
+    classes: int
+    normalise: Normalise
+    groups: Mapping[ClientId, int] = field(default_factory=dict)
+    unseen_ids: tuple[ClientId, ...] = ()
+
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        """Every client that takes part, in the order given."""
+        return tuple(client for client in self.clients if client not in self.unseen_ids)
+
+    def client(self, client: ClientId, round: int = 0) -> ClientData:
+        """The data of one client; they do not drift."""
+        if client not in self.clients:
+            raise CoterieError(f"There is no client {client!r}; the clients are {_few(list(self.clients))}.")
+        return self.clients[client]
+
+    def group(self, client: ClientId, round: int = 0) -> int | None:
+        """The group the user gave, if any."""
+        return self.groups.get(client)
+
+    def labels(self, client: ClientId, round: int = 0) -> Parts:
+        """The labels alone."""
+        data = self.client(client, round)
+        return Parts(data.train.y, data.test.y, None if data.valid is None else data.valid.y)
+
+
+def from_arrays(
+    clients: Mapping[ClientId, ClientArrays],
+    *,
+    groups: Mapping[ClientId, int | str] | None = None,
+    classes: int | None = None,
+    normalise: Normalise | None = None,
+    seed: int = 0,
+    validation: float = 0.0,
+    unseen: Sequence[ClientId] = (),
+) -> OwnPopulation:
+    """A population of numpy arrays or tensors, one entry a client.
+
+    Inputs are images [n, channels, height, width] (or [n, height, width], or channels last) or rows [n,
+    features]. Float inputs are taken as they are; uint8 inputs are scaled to [0, 1] and normalised by the
+    mean and deviation of all training images, unless `normalise` says otherwise. `unseen` names clients that
+    never take part in training.
+    """
+    if not clients:
+        raise CoterieError("There is no client; give at least one with its arrays.")
+    if not 0 <= validation < 1:
+        raise CoterieError(f"The validation part is {validation}; give a fraction from 0 to below 1.")
+    parts = {client: _split(client, arrays, seed) for client, arrays in clients.items()}
+    first = next(iter(parts.values()))[0]
+    for client, (train, test) in parts.items():
+        for part in (train, test):
+            if part.x.shape[1:] != first.x.shape[1:] or part.x.dtype != first.x.dtype:
+                raise CoterieError(
+                    f"Client {client} has inputs {_kind(part.x)} and others have {_kind(first.x)}; "
+                    "bring all to one shape and type."
+                )
+    strangers = [client for client in unseen if client not in clients]
+    if strangers or len(set(unseen)) == len(clients):
+        raise CoterieError(f"unseen names {_few(list(unseen))}; name some of the clients, and not all of them.")
+    data = {client: _validated(client, train, test, validation, seed) for client, (train, test) in parts.items()}
+    return OwnPopulation(
+        clients=data,
+        shape=tuple(first.x.shape[1:]),
+        classes=checked_classes([part.y for pair in parts.values() for part in pair], classes),
+        normalise=normalise or measured([one.train.x for one in data.values()]),
+        groups=checked_groups(groups, list(clients)),
+        unseen_ids=tuple(unseen),
+    )
+
+
+def from_datasets(
+    clients: Mapping[ClientId, Dataset[Any] | tuple[Dataset[Any], Dataset[Any]]],
+    *,
+    groups: Mapping[ClientId, int | str] | None = None,
+    classes: int | None = None,
+    normalise: Normalise | None = None,
+    seed: int = 0,
+    validation: float = 0.0,
+    unseen: Sequence[ClientId] = (),
+) -> OwnPopulation:
+    """A population of torch datasets of (input, label) pairs, one a client, or a pair of them (training,
+    test).
+
+    Each is read once, now; see `from_arrays` for the rest.
+    """
+    arrays: dict[ClientId, ClientArrays] = {}
+    for client, given in clients.items():
+        pair = given if isinstance(given, tuple) else (given,)
+        parts = [_materialise(client, dataset) for dataset in pair]
+        arrays[client] = (*parts[0], *parts[1]) if len(parts) == 2 else parts[0]
+    return from_arrays(
+        arrays,
+        groups=groups,
+        classes=classes,
+        normalise=normalise,
+        seed=seed,
+        validation=validation,
+        unseen=unseen,
+    )
+
+
+def from_path(path: Path | str, *, seed: int = 0, validation: float = 0.0, image_size: int | None = None) -> Population:
+    """A population from a folder: <client>.npz files, a LEAF folder, or images as <domain>/<class>/<image>.
+
+    Each domain of an image folder is one client, and a group of its own.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CoterieError(f"There is no folder {folder}; {_HELP}.")
+    if any(folder.glob("*.npz")):
+        return _from_npz(folder, seed, validation)
+    if is_leaf(folder):
+        return _from_leaf(folder, seed, validation, image_size)
+    if has_domain_level(folder):
+        return _from_images(folder, seed, validation, image_size)
+    raise missing("client data", folder, _HELP)
+
+
+def _from_npz(folder: Path, seed: int, validation: float) -> OwnPopulation:
+    arrays: dict[ClientId, ClientArrays] = {}
+    groups: dict[ClientId, int | str] = {}
+    for path in sorted(folder.glob("*.npz")):
+        try:
+            with np.load(path, allow_pickle=False) as body:
+                held = {name: body[name] for name in body.files}
+        except Exception as problem:  # a damaged archive can fail in any way at all
+            raise corrupt(path, str(problem) or type(problem).__name__, _HELP) from problem
+        names = [n for n in (("x_train", "y_train", "x_test", "y_test"), ("x", "y")) if set(n) <= set(held)]
+        if not names:
+            raise CoterieError(
+                f"{path} holds {', '.join(sorted(held)) or 'nothing'}; give x and y, or x_train, "
+                f"y_train, x_test "
+                "and y_test."
+            )
+        values = [held[name] for name in names[0]]
+        arrays[path.stem] = (values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])
+        if "group" in held:
+            groups[path.stem] = held["group"].item() if held["group"].size == 1 else "?"
+    return from_arrays(arrays, groups=groups or None, seed=seed, validation=validation)
+
+
+def _from_leaf(folder: Path, seed: int, validation: float, image_size: int | None) -> LazyPopulation:
+    leaf = read_leaf(folder, _HELP)
+    users = leaf_users(leaf, image_size)
+    return users.population(
+        seed,
+        normalise=measured([leaf.train.samples.x]),
+        classes=checked_classes([leaf.train.samples.y, leaf.test.samples.y], None),
+        validation=validation,
+    )
+
+
+def _from_images(folder: Path, seed: int, validation: float, image_size: int | None) -> OwnPopulation:
+    found = read_images(folder, _HELP, domains=True, size=image_size)
+    arrays: dict[ClientId, ClientArrays] = {}
+    for number, rows in by_owner(found.domain.numpy()).items():
+        part = rows_of(found.samples, rows)
+        arrays[found.domains[number]] = (part.x, part.y)
+    groups = {client: number for number, client in enumerate(arrays)}
+    return from_arrays(arrays, groups=groups, classes=len(found.classes), seed=seed, validation=validation)
+
+
+def _split(client: ClientId, arrays: ClientArrays, seed: int) -> tuple[Samples, Samples]:
+    """Training and test samples, with a fifth split off where there are no test samples."""
+    if not isinstance(arrays, (tuple, list)) or len(arrays) not in (2, 4):
+        raise CoterieError(f"Client {client} needs (x, y) or (x_train, y_train, x_test, y_test).")
+    train = checked_samples(client, arrays[0], arrays[1])
+    if len(arrays) == 4:
+        return train, checked_samples(client, arrays[2], arrays[3])
+    if len(train) < 2:
+        raise CoterieError(f"Client {client} has one sample and needs two, one of them to test; give it more.")
+    order = rng(seed, "own-test", client).permutation(len(train))
+    cut = max(1, round(_TEST_FRACTION * len(train)))
+    return rows_of(train, np.sort(order[cut:])), rows_of(train, np.sort(order[:cut]))
+
+
+def _validated(client: ClientId, train: Samples, test: Samples, validation: float, seed: int) -> ClientData:
+    if not validation or len(train) < 2:
+        return ClientData(train, test)
+    order = rng(seed, "validation", client).permutation(len(train))
+    cut = min(max(1, round(validation * len(train))), len(train) - 1)
+    return ClientData(rows_of(train, np.sort(order[cut:])), test, rows_of(train, np.sort(order[:cut])))
+
+
+def _materialise(client: ClientId, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
+    """All pairs of a dataset as two tensors."""
+    length: Callable[[], int] | None = getattr(dataset, "__len__", None)
+    if length is None:
+        raise CoterieError(f"The dataset of client {client} has no length; give one that can be indexed.")
+    pairs = [dataset[i] for i in range(length())]
+    if not pairs:
+        raise CoterieError(f"Client {client} has no samples; leave it out or give it some.")
+    try:
+        inputs = [torch.as_tensor(np.asarray(pair[0])) for pair in pairs]
+        x, y = torch.stack(inputs), torch.as_tensor(np.asarray([np.asarray(pair[1]) for pair in pairs]))
+    except (TypeError, ValueError, RuntimeError, IndexError) as problem:
+        raise CoterieError(
+            f"The dataset of client {client} does not give pairs of an input and a label of one shape each; "
+            f"put that right ({problem})."
+        ) from problem
+    return x, y
+
+
+def _kind(x: Tensor) -> str:
+    return f"{tuple(x.shape[1:])} of {str(x.dtype).removeprefix('torch.')}"
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first few names of a list."""
+    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")

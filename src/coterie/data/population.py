@@ -1,0 +1,179 @@
+"""Populations whose clients' data are made when they are asked for, from pools that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.errors import CoterieError
+from coterie.rng import rng
+
+from .draws import Draw
+from .drift import Drift
+from .partition import Index
+from .pool import Pool
+from .samples import ClientData, ClientId, Normalise, Population, Samples
+from .shift import Shift
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One domain: a pool to train on, one to test on, and the rules that give each client its rows of
+    them."""
+
+    train: Pool
+    test: Pool
+    train_rows: Draw
+    test_rows: Draw
+    metadata: Index | None = None
+    """A number for every row (CelebA's attribute domains); only where both pools are the same one."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One value for each part of a client's data."""
+
+    train: Tensor
+    test: Tensor
+    valid: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LazyPopulation:
+    """Clients as rows of shared pools under the shift of their group. Client number i is in group i mod K.
+
+    Nothing but the list of names grows with the clients. `unseen_ids` are further clients, made in the same
+    way, who never take part in training.
+    """
+
+    ids: tuple[ClientId, ...]
+    sources: tuple[Source, ...]
+    shifts: tuple[Shift, ...]
+    classes: int
+    normalise: Normalise
+    seed: int
+    validation: float = 0.0
+    drifts: tuple[Drift, ...] = ()
+    unseen_ids: tuple[ClientId, ...] = ()
+    has_groups: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.ids:
+            raise CoterieError("A population needs at least one client; ask for one or more.")
+        if not 0 <= self.validation < 1:
+            raise CoterieError(f"The validation part is {self.validation}; give a fraction from 0 to below 1.")
+        if self.drifts and (not self.has_groups or len(self.shifts) < 2):
+            raise CoterieError("These clients have no groups to drift between; leave the drift out.")
+        for drift in self.drifts:
+            for client, group in drift.groups.items():
+                if not 0 <= group < len(self.shifts):
+                    raise CoterieError(
+                        f"Client {client} cannot drift to group {group}; groups are 0..{len(self.shifts) - 1}."
+                    )
+                self._number(client)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.sources[0].train.shape
+
+    def client(self, client: ClientId, round: int = 0) -> ClientData:
+        """The data of one client as they are in that round."""
+        shift, source, (train, valid, test) = self._rows(client, round)
+
+        def shifted(pool: Pool, rows: Index) -> Samples:
+            return shift(pool.take(rows))
+
+        return ClientData(
+            shifted(source.train, train),
+            shifted(source.test, test),
+            None if valid is None else shifted(source.train, valid),
+        )
+
+    def group(self, client: ClientId, round: int = 0) -> int | None:
+        """The true group in that round, for the evaluator only; None where there is no truth."""
+        return self._group(client, round) if self.has_groups else None
+
+    def labels(self, client: ClientId, round: int = 0) -> Parts:
+        """The labels alone, without touching an image."""
+        shift, source, (train, valid, test) = self._rows(client, round)
+        table = np.asarray(shift.labels or range(self.classes), np.int64)
+
+        def shifted(pool: Pool, rows: Index) -> Tensor:
+            return torch.from_numpy(table[pool.labels[rows]])
+
+        return Parts(
+            shifted(source.train, train),
+            shifted(source.test, test),
+            None if valid is None else shifted(source.train, valid),
+        )
+
+    def metadata(self, client: ClientId, round: int = 0) -> Parts | None:
+        """The metadata domain of every sample of a client (CelebA), None where the data have none."""
+        _, source, (train, valid, test) = self._rows(client, round)
+        if source.metadata is None:
+            return None
+        number = torch.from_numpy(source.metadata)
+        return Parts(number[train], number[test], None if valid is None else number[valid])
+
+    def _rows(self, client: ClientId, at: int) -> tuple[Shift, Source, tuple[Index, Index | None, Index]]:
+        shift = self.shifts[self._group(client, at)]
+        source = self.sources[shift.domain]
+        # With a source for every group, each is shared out among the clients of its group alone.
+        place = self._number(client) // len(self.sources)
+        train = source.train_rows.rows(place, shift.labels)
+        test = source.test_rows.rows(place, shift.labels)
+        if not self.validation or len(train) < 2:
+            return shift, source, (train, None, test)
+        order = rng(self.seed, "validation", client).permutation(len(train))
+        cut = min(max(1, round(self.validation * len(train))), len(train) - 1)
+        return shift, source, (train[np.sort(order[cut:])], train[np.sort(order[:cut])], test)
+
+    def _number(self, client: ClientId) -> int:
+        if client not in self._numbers:
+            raise CoterieError(
+                f"There is no client {client!r}; the {len(self.ids)} clients are {self.ids[0]!r} to {self.ids[-1]!r}."
+            )
+        return self._numbers[client]
+
+    def _group(self, client: ClientId, at: int) -> int:
+        number = self._number(client)
+        group = number % len(self.shifts)
+        for place, drift in enumerate(self.drifts):
+            if at < drift.round:
+                continue
+            if client in drift.groups:
+                group = drift.groups[client]
+            elif number in self._drifted[place]:
+                step = 1 + int(rng(self.seed, "drift-to", place, client).integers(len(self.shifts) - 1))
+                group = (group + step) % len(self.shifts)
+        return group
+
+    @cached_property
+    def _numbers(self) -> dict[ClientId, int]:
+        return {client: number for number, client in enumerate((*self.ids, *self.unseen_ids))}
+
+    @cached_property
+    def _drifted(self) -> list[frozenset[int]]:
+        """The numbers of the clients that each drift moves by chance."""
+        n = len(self.ids)
+        counts = [round(drift.fraction * n) for drift in self.drifts]
+        chosen = [rng(self.seed, "drift", i).choice(n, count, replace=False) for i, count in enumerate(counts)]
+        return [frozenset(numbers.tolist()) for numbers in chosen]
+
+
+def numbered(clients: int, unseen: int = 0) -> tuple[tuple[ClientId, ...], tuple[ClientId, ...]]:
+    """Names for clients and for the unseen ones after them: numbers, padded to one width ("07")."""
+    width = len(str(clients + unseen - 1))
+    names = tuple(f"{number:0{width}d}" for number in range(clients + unseen))
+    return names[:clients], names[clients:]
+
+
+def unseen_ids(population: Population) -> Sequence[ClientId]:
+    """The clients of a population that never take part in training; none where it keeps none back."""
+    return tuple(getattr(population, "unseen_ids", ()))

@@ -1,0 +1,19 @@
+"""The 1,797 handwritten digits that scikit-learn carries: 8 x 8 grey values 0..16, no download."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from coterie.data.samples import Samples
+
+LEVELS = 16
+"""The brightest value, where other image sets have 255."""
+
+
+def read_digits() -> Samples:
+    """All digits, uint8 [1797, 1, 8, 8], in scikit-learn's order; the set has no official split."""
+    bunch = load_digits()
+    x = torch.from_numpy(np.asarray(bunch.images).astype(np.uint8)).unsqueeze(1)
+    return Samples(x, torch.from_numpy(np.asarray(bunch.target).astype(np.int64)))

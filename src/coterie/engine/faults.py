@@ -1,0 +1,89 @@
+"""What goes wrong in a simulated federation, from a schedule: dropouts, stragglers, corrupt replies, joins, departures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.federation import Failure
+from coterie.rng import rng
+
+Schedule = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Probabilities are per client and round; schedules are (round, how many clients)."""
+
+    dropout: float = field(default=0.0, metadata={"help": "probability that a client never answers"})
+    slowness: float = field(default=0.0, metadata={"help": "spread (sigma) of the log-normal time a client takes"})
+    deadline: float = field(
+        default=0.0, metadata={"help": "replies later than this many median times are too late; 0: wait for all"}
+    )
+    nan: float = field(default=0.0, metadata={"help": "probability of a reply with NaN"})
+    wrong_shape: float = field(default=0.0, metadata={"help": "probability of a reply of another shape"})
+    huge: float = field(default=0.0, metadata={"help": "probability of a reply with a huge norm"})
+    joins: Schedule = field(default=(), metadata={"help": "round:number of clients that join then, e.g. 5:4,9:2"})
+    leaves: Schedule = field(default=(), metadata={"help": "round:number of clients that leave then"})
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "nan", "wrong_shape", "huge"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise CoterieError(f"faults.{name} is a probability and must lie in [0, 1], not {getattr(self, name)}.")
+        for name in ("slowness", "deadline"):
+            if getattr(self, name) < 0:
+                raise CoterieError(f"faults.{name} must be at least 0, not {getattr(self, name)}.")
+        for name in ("joins", "leaves"):
+            if any(when < 0 or number < 1 or number != int(number) for when, number in getattr(self, name)):
+                raise CoterieError(f"faults.{name} needs pairs round:number with whole numbers of clients above 0.")
+
+    def silence(self, seed: int, round: int, client: ClientId) -> Failure | None:
+        """Whether a client's reply will be missing this round, and why."""
+        if self.dropout and rng(seed, "dropout", round, client).random() < self.dropout:
+            return Failure("dropped", "it did not answer")
+        if self.slowness and self.deadline:
+            time = float(rng(seed, "slowness", round, client).lognormal(0.0, self.slowness))
+            if time > self.deadline:
+                return Failure("late", f"it took {time:.2f} median times, the deadline is {self.deadline:g}")
+        return None
+
+    def corrupt(self, seed: int, round: int, client: ClientId, reply: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """A corrupted copy of one client's reply (leading axis 1), or None where nothing happens to it."""
+        draw = rng(seed, "corruption", round, client).random() if self.nan or self.wrong_shape or self.huge else 1.0
+        floats = [name for name, tensor in reply.items() if tensor.is_floating_point()]
+        if not floats or draw >= self.nan + self.wrong_shape + self.huge:
+            return None
+        name = max(floats, key=lambda each: reply[each].numel())
+        victim = reply[name].clone()
+        if draw < self.nan:
+            victim.view(-1)[0] = torch.nan
+        elif draw < self.nan + self.wrong_shape:
+            victim = torch.cat([victim, victim], dim=-1)
+        else:
+            victim *= 1e9
+            victim.view(-1)[0] = 1e12
+        return {**reply, name: victim}
+
+    def calendar(self, seed: int, ids: Sequence[ClientId]) -> dict[ClientId, tuple[int, int | None]]:
+        """For clients that are not there all the time: the round they join and the round they leave."""
+        order = (
+            [sorted(ids)[i] for i in rng(seed, "calendar").permutation(len(ids))] if self.joins or self.leaves else []
+        )
+        wanted = sum(int(number) for _, number in (*self.joins, *self.leaves))
+        if wanted > len(ids):
+            raise CoterieError(f"faults.joins and faults.leaves name {wanted} clients, but there are only {len(ids)}.")
+        if sum(int(number) for _, number in self.joins) == len(ids) and all(when > 0 for when, _ in self.joins):
+            raise CoterieError("faults.joins leaves no client for round 0; let fewer clients join later.")
+        stays: dict[ClientId, tuple[int, int | None]] = {}
+        for when, number in self.joins:
+            for _ in range(int(number)):
+                stays[order.pop()] = (when, None)
+        for when, number in self.leaves:
+            for _ in range(int(number)):
+                stays[order.pop()] = (0, when)
+        return stays

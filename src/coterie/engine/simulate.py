@@ -1,0 +1,246 @@
+"""The simulator: a federation in one machine, with workers, faults, joins, and bytes counted from the real encoding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_all_start_methods
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import kernel, wire
+from coterie.cohort import Cohort, Memory
+from coterie.data.samples import ClientId, Population
+from coterie.engine.faults import Faults
+from coterie.engine.jobs import Job, Letter, Outcome, Setting
+from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
+from coterie.errors import CoterieError
+from coterie.federation import Failure, Ledger, Purpose, Replies, check_reply
+from coterie.methods.base import ServerMethod
+from coterie.rng import Key, rng
+from coterie.states import flat, stack
+from coterie.task import Task
+
+P = TypeVar("P")
+R = TypeVar("R")
+_LARGEST_GROWTH = 1e3  # a reply's model may be this many times longer than the initial one
+_LANE_BYTES = 1 << 28
+_JOBS_PER_WORKER = 4
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the simulator computes; never what it computes."""
+
+    workers: int = 0
+    lanes: int = 0
+    kernel: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.lanes < 0:
+            raise CoterieError("engine.workers and engine.lanes must be at least 0 (0: chosen by the engine).")
+
+
+class Simulator:
+    """All clients in one machine. Memory grows with the clients of a round, not with those registered."""
+
+    def __init__(
+        self,
+        method: ServerMethod[Any],
+        task: Task,
+        population: Population,
+        *,
+        seed: int,
+        faults: Faults | None = None,
+        options: EngineOptions | None = None,
+        note: Note = lambda _: None,
+    ) -> None:
+        self.seed, self.round, self.task = seed, 0, task
+        self.ledger = Ledger()
+        self.failures: list[tuple[int, ClientId, Failure]] = []
+        self.memory: dict[ClientId, Memory] = {}
+        self._draft: dict[ClientId, Memory] = {}
+        self._touched: set[ClientId] = set()
+        self._method, self._population = method, population
+        self._setting = Setting(method, task, population, seed)
+        self._faults, self._options, self._note = faults or Faults(), options or EngineOptions(), note
+        self._calendar = self._faults.calendar(seed, population.ids)
+        self._always = tuple(client for client in population.ids if client not in self._calendar)
+        self._workers: Workers | None = None
+        self._limit = _LARGEST_GROWTH * (1 + float(flat(stack([task.template])).norm()))
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Clients that are there in this round."""
+        if not self._calendar:
+            return self._always
+        return tuple(client for client in self._population.ids if self._is_there(client))
+
+    def _is_there(self, client: ClientId) -> bool:
+        joins, leaves = self._calendar.get(client, (0, None))
+        return joins <= self.round and (leaves is None or self.round < leaves)
+
+    @property
+    def newcomers(self) -> tuple[ClientId, ...]:
+        """Clients that join in this round, later than the start."""
+        return tuple(client for client, (joins, _) in self._calendar.items() if joins == self.round and joins > 0)
+
+    @property
+    def workers(self) -> int:
+        """How many workers share the clients."""
+        return self._options.workers or os.cpu_count() or 1
+
+    @property
+    def path(self) -> str:
+        """Which way local training is computed, and why."""
+        if isinstance(self.task.net, kernel.Net):
+            return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
+        how = "processes" if self._forks else "thread" if self.workers == 1 else "threads"
+        return f"torch, {self.workers} {how} ({self.task.net.reason})"
+
+    @property
+    def _forks(self) -> bool:
+        fits = not isinstance(self.task.net, kernel.Net) and self.workers > 1
+        return fits and "fork" in get_all_start_methods()
+
+    def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
+        """Clients drawn for this round, keyed by (seed, round) alone: the same for every method."""
+        pool = sorted(self.ids if among is None else among)
+        number = max(1, round(share * len(pool))) if share <= 1 else min(int(share), len(pool))
+        if number >= len(pool):
+            return tuple(pool)
+        drawn = self.rng("sample").choice(len(pool), number, replace=False)
+        return tuple(pool[i] for i in sorted(drawn))
+
+    def rng(self, purpose: str, *key: Key) -> np.random.Generator:
+        """Server-side randomness of this round."""
+        return rng(self.seed, purpose, self.round, *key)
+
+    def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """True groups in this round."""
+        groups = [self._population.group(client, self.round) for client in ids]
+        if any(group is None for group in groups):
+            raise CoterieError("The true groups of these clients are not known, and oracle needs them.")
+        return torch.tensor([int(group) for group in groups if group is not None])
+
+    def ask(
+        self,
+        function: Callable[[Cohort, P], R],
+        ids: Sequence[ClientId],
+        *,
+        same: P | None = None,
+        each: P | None = None,
+        rows: Sequence[int] | None = None,
+        purpose: Purpose = "train",
+    ) -> Replies[R]:
+        """Run a client function of the method on these clients; see `Federation.ask`."""
+        message = Letter.of(each if same is None else same)
+        index = None if same is not None else list(rows) if rows is not None else list(range(len(ids)))
+        failed: dict[ClientId, Failure] = {}
+        if purpose == "train":
+            silent = ((client, self._faults.silence(self.seed, self.round, client)) for client in ids)
+            failed = {client: failure for client, failure in silent if failure is not None}
+        # a client that drops out has no result at all; one that is late has done its work in vain
+        working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
+        jobs = self._jobs(function.__name__, [ids[i] for i in working], index and [index[i] for i in working])
+        outcomes = self._crew().run(jobs, message) if jobs else []
+        self.ledger.down[purpose] += len(ids) * _size(message, each=index is not None)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            self._remember(job.ids, outcome)
+            self.ledger.up[purpose] += len(job.ids) * _size(outcome.reply, each=True)
+        replies = self._accept([client for job in jobs for client in job.ids], outcomes, failed, purpose)
+        self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
+        return replies
+
+    def _jobs(self, action: str, ids: list[ClientId], rows: list[int] | None) -> list[Job]:
+        lanes = self._options.lanes or self._lanes(len(ids))
+        jobs = []
+        for start in range(0, len(ids), lanes):
+            some = tuple(ids[start : start + lanes])
+            picked = tuple(rows[start : start + lanes]) if rows is not None else None
+            jobs.append(Job(action, self.round, some, picked, tuple(self._recalled(i) for i in some)))
+        return jobs
+
+    def _lanes(self, clients: int) -> int:
+        """Clients per job: small enough that workers finish together and that a job's models fit in the cache."""
+        shared = -(-clients // (self.workers * _JOBS_PER_WORKER)) if self.workers > 1 else clients
+        bytes_each = sum(t.numel() * t.element_size() for t in self.task.template.values())
+        return max(1, min(shared, _LANE_BYTES // max(bytes_each, 1)))
+
+    def _crew(self) -> Workers:
+        if self._workers is None:
+            if self._forks:
+                self._workers = ProcessWorkers(self._setting, self.workers, self._note)
+            else:
+                self._workers = ThreadWorkers(self._setting, self.workers)
+        return self._workers
+
+    def _remember(self, ids: Sequence[ClientId], outcome: Outcome) -> None:
+        for position, client in enumerate(ids):
+            for name, value in outcome.kept.items():
+                own = (
+                    value[position].clone()
+                    if isinstance(value, Tensor)
+                    else {entry: tensor[position].clone() for entry, tensor in value.items()}
+                )
+                self._draft.setdefault(client, dict(self.memory.get(client, {})))[name] = own
+
+    def _accept(
+        self, ids: list[ClientId], outcomes: list[Outcome], failed: dict[ClientId, Failure], purpose: Purpose
+    ) -> Replies[Any]:
+        """Stack the replies, refuse the bad ones by name."""
+        if not outcomes:
+            return Replies((), None, failed)
+        first = outcomes[0].reply
+        stacked = {
+            name: torch.cat([outcome.reply.tensors[name] for outcome in outcomes]) if len(outcomes) > 1 else tensor
+            for name, tensor in first.tensors.items()
+        }
+        refused: dict[ClientId, Failure] = {}
+        if purpose == "train":
+            for position, client in enumerate(ids):
+                own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
+                broken = self._faults.corrupt(self.seed, self.round, client, own)
+                if broken is not None:
+                    _, wrong = check_reply([client], broken, self.task.template, self._limit)
+                    refused |= wrong
+        _, wrong = check_reply(ids, stacked, self.task.template, self._limit)
+        failed = failed | {**wrong, **refused}
+        good = [position for position, client in enumerate(ids) if client not in failed]
+        if not good:
+            return Replies((), None, failed)
+        if len(good) < len(ids):
+            stacked = {name: tensor[torch.tensor(good)] for name, tensor in stacked.items()}
+        value = wire.unpack(first.kind, first.skeleton, stacked)
+        return Replies(tuple(ids[position] for position in good), value, failed)
+
+    def _recalled(self, client: ClientId) -> Memory:
+        return self._draft.get(client) or self.memory.get(client, {})
+
+    def commit(self) -> None:
+        """The round is over: what clients kept in it now counts (a round cut short leaves no trace)."""
+        self.memory.update(self._draft)
+        self._touched.update(self._draft)
+        self._draft.clear()
+
+    def take_touched(self) -> list[ClientId]:
+        """Clients whose memory has changed since this was last asked."""
+        touched = sorted(self._touched)
+        self._touched.clear()
+        return touched
+
+    def close(self) -> None:
+        """Let the workers go."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+
+def _size(message: Letter, *, each: bool) -> int:
+    """Encoded bytes of one client's message: of one row where the tensors have a leading axis."""
+    tensors = {name: t[0] if each else t for name, t in message.tensors.items()}
+    return wire.size_of(message.skeleton, tensors)

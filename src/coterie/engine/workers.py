@@ -1,0 +1,211 @@
+"""Workers share out the clients of a round, one torch thread each.
+
+The kernel releases the interpreter's lock, so threads suffice for it and nothing is shipped. The autograd loop holds the
+lock, so it gets processes, forked once, which inherit the data; models travel in shared memory, never through pickle.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import torch
+import torch.multiprocessing  # registers how tensors in shared memory are handed over  # noqa: F401
+from torch import Tensor
+
+from coterie import wire
+from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
+from coterie.errors import CoterieError
+
+_ALIGNMENT = 64
+Note = Callable[[str], None]
+
+
+class Workers(Protocol):
+    """Something that performs jobs and returns their outcomes in order."""
+
+    def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
+        """Perform all jobs."""
+
+    def close(self) -> None:
+        """Let the workers go."""
+
+
+class ThreadWorkers:
+    """Jobs in threads of this process (one: in the calling thread)."""
+
+    def __init__(self, setting: Setting, workers: int) -> None:
+        self._setting = setting
+        self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+
+    def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
+        """Perform all jobs."""
+        if self._pool is None:
+            return [perform(self._setting, job, message) for job in jobs]
+        futures = [self._pool.submit(perform, self._setting, job, message) for job in jobs]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """Let the threads go."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """Any object, its tensors in one block of shared memory."""
+
+    kind: Any
+    skeleton: Any
+    index: tuple[tuple[str, torch.dtype, tuple[int, ...], int, int], ...]
+    block: Tensor
+
+    @classmethod
+    def of(cls, kind: Any, skeleton: Any, tensors: dict[str, Tensor]) -> _Parcel:
+        index, end = [], 0
+        for name, tensor in tensors.items():
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + tensor.numel() * tensor.element_size()
+            index.append((name, tensor.dtype, tuple(tensor.shape), start, end))
+        block = torch.empty(max(end, 1), dtype=torch.uint8).share_memory_()
+        for (_, dtype, shape, start, end), tensor in zip(index, tensors.values(), strict=True):
+            block[start:end].view(dtype).view(shape).copy_(tensor)
+        return cls(kind, skeleton, tuple(index), block)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: self.block[a:b].view(dtype).view(shape) for name, dtype, shape, a, b in self.index}
+
+    def letter(self) -> Letter:
+        return Letter(self.kind, self.skeleton, self.tensors())
+
+
+@dataclass
+class _Process:
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    job: int | None = None
+
+
+class ProcessWorkers:
+    """Jobs in forked processes. One that dies is named, replaced once, and its job is done again."""
+
+    def __init__(self, setting: Setting, workers: int, note: Note = lambda _: None) -> None:
+        self._setting, self._note = setting, note
+        self._replaced = False
+        self._crew: list[_Process] = []
+        for _ in range(workers):
+            self._crew.append(self._start())
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, for whoever wants to look at (or kill) a worker."""
+        return [worker.process.pid or 0 for worker in self._crew]
+
+    def _start(self) -> _Process:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        inherited = [ours, *(worker.pipe for worker in self._crew)]
+        process = context.Process(target=_serve, args=(self._setting, theirs, inherited), daemon=True)
+        process.start()
+        theirs.close()
+        return _Process(process, ours)
+
+    def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
+        """Perform all jobs, each by the next worker that is free."""
+        sent = _Parcel.of(message.kind, message.skeleton, message.tensors)
+        waiting = list(range(len(jobs)))[::-1]
+        outcomes: dict[int, Outcome] = {}
+        while len(outcomes) < len(jobs):
+            for worker in self._crew:
+                if worker.job is None and waiting:
+                    worker.job = waiting.pop()
+                    self._send(worker, jobs[worker.job], sent)
+            for pipe in wait([worker.pipe for worker in self._crew if worker.job is not None]):
+                worker = next(each for each in self._crew if each.pipe is pipe)
+                number = worker.job
+                assert number is not None
+                try:
+                    answer = worker.pipe.recv()
+                except (EOFError, ConnectionError, FileNotFoundError):
+                    self._replace(worker, jobs[number])
+                    waiting.append(number)
+                    continue
+                worker.job = None
+                outcomes[number] = _read(answer)
+        return [outcomes[number] for number in range(len(jobs))]
+
+    def _send(self, worker: _Process, job: Job, sent: _Parcel) -> None:
+        skeleton, tensors = wire.pack(job.memory)
+        memory = _Parcel.of(None, skeleton, tensors)
+        try:
+            worker.pipe.send((job.action, job.round, job.ids, job.rows, memory, sent))
+        except (BrokenPipeError, ConnectionError):
+            return  # `wait` reports the dead worker next
+
+    def _replace(self, dead: _Process, job: Job) -> None:
+        dead.process.join(timeout=5)
+        code = dead.process.exitcode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        text = f"worker {dead.process.pid} {how} while it ran {job.action} for {len(job.ids)} clients"
+        if self._replaced:
+            raise CoterieError(f"A second {text}; the machine may be out of memory: try --workers 1 and resume.")
+        self._replaced = True
+        self._note(f"{text}; it has been replaced and its work is done again")
+        dead.pipe.close()
+        self._crew.remove(dead)
+        self._crew.append(self._start())
+
+    def close(self) -> None:
+        """Let the processes go."""
+        for worker in self._crew:
+            worker.pipe.close()
+        for worker in self._crew:
+            worker.process.join(timeout=2)
+            if worker.process.is_alive():
+                worker.process.kill()
+
+
+def _serve(setting: Setting, pipe: Connection, inherited: list[Connection]) -> None:
+    """A worker's life: take a job, perform it, answer, until the parent closes the pipe or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in inherited:  # or the end of the parent would go unnoticed
+        other.close()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            action, round, ids, rows, memory, sent = pipe.recv()
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        try:
+            kept = wire.unpack(tuple[dict[str, Tensor | dict[str, Tensor]], ...], memory.skeleton, memory.tensors())
+            outcome = perform(setting, Job(action, round, ids, rows, kept), sent.letter())
+            reply = outcome.reply
+            answer: object = (
+                _Parcel.of(reply.kind, reply.skeleton, reply.tensors),
+                _Parcel.of(None, *wire.pack(outcome.kept)),
+            )
+        except CoterieError as error:
+            answer = error
+        except Exception:
+            answer = traceback.format_exc()
+        try:
+            pipe.send(answer)
+        except (BrokenPipeError, ConnectionError):
+            os._exit(0)
+
+
+def _read(answer: Any) -> Outcome:
+    if isinstance(answer, CoterieError):
+        raise answer
+    if isinstance(answer, str):
+        raise RuntimeError(f"A client function failed in a worker:\n{answer}")
+    reply, kept = answer
+    memory = wire.unpack(dict[str, Tensor | dict[str, Tensor]], kept.skeleton, kept.tensors())
+    return Outcome(reply.letter(), memory)

@@ -1,0 +1,21 @@
+"""The one error style: a sentence that says what is wrong and what to do, and exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CoterieError(Exception):
+    """Something the user can put right. The message is one sentence (what is wrong) plus what to do.
+
+    The command line prints it without a traceback and exits with 2; a Python caller may catch it.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> CoterieError:
+    """The error for a name that does not exist, with the nearest existing ones."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? Known" if near else "known"
+    return CoterieError(f"There is no {kind} {name!r}; {hint}: {', '.join(names)}.")

@@ -1,0 +1,134 @@
+"""From a configuration to a run: whose data, which model, which method, then `run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie.config import RunConfig, ScenarioConfig, from_tables, read_tables
+from coterie.data import SCENARIOS, Drift, build, from_path
+from coterie.data.samples import Population
+from coterie.errors import CoterieError
+from coterie.models import build_model
+from coterie.run import Result, View, run
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def population_of(scenario: ScenarioConfig, seed: int) -> Population:
+    """The clients and their data."""
+    if scenario.data is not None:
+        extra = [f.name for f in dataclasses.fields(scenario) if f.name in _SHAPING and getattr(scenario, f.name)]
+        if extra:
+            raise CoterieError(f"{', '.join(extra)} shape a named scenario, not your own data; leave them out.")
+        return from_path(Path(scenario.data))
+    return build(
+        scenario.name,
+        seed=seed,
+        root=scenario.root,
+        clients=scenario.clients,
+        samples=scenario.samples,
+        test_samples=scenario.test_samples,
+        groups=scenario.groups,
+        alpha=scenario.alpha,
+        image_size=scenario.image_size,
+        validation=scenario.validation,
+        unseen=scenario.unseen,
+        drift=[Drift(when, share) for when, share in scenario.drift],
+    )
+
+
+_SHAPING = {"clients", "samples", "test_samples", "groups", "alpha", "image_size", "drift", "unseen"}
+
+
+def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Module]:
+    """The function that builds the model: a name of the registry, or `file.py:function` / `package.module:function`."""
+    name = config.model or (SCENARIOS[config.scenario.name].model if config.scenario.data is None else "")
+    if not name:
+        raise CoterieError("Your own data need a model: --model NAME, or --model file.py:function for your own.")
+    shape, classes = tuple(population.shape), population.classes
+    if ":" not in name:
+        build_model(name, shape, classes)  # a bad name or shape is said now, not in the first round
+        return lambda: build_model(name, shape, classes)
+    path, _, function = name.rpartition(":")
+    made = getattr(_module(path), function, None)
+    if not callable(made):
+        raise CoterieError(f"{path} has no function {function!r} that builds a model.")
+
+    def build_own() -> nn.Module:
+        module = made()
+        if not isinstance(module, nn.Module):
+            raise CoterieError(f"{name} must return a torch.nn.Module, not a {type(module).__name__}.")
+        return module
+
+    return build_own
+
+
+def _module(path: str) -> ModuleType:
+    try:
+        if not path.endswith(".py"):
+            return importlib.import_module(path)
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        if spec is None or spec.loader is None or not Path(path).is_file():
+            raise CoterieError(f"There is no file {path} to take a model from.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    except ImportError as error:
+        raise CoterieError(f"The model's module {path} cannot be imported: {error}.") from error
+
+
+def defaults_of(config: RunConfig) -> dict[str, Any]:
+    """How a named scenario is trained unless the user says otherwise."""
+    return dict(SCENARIOS[config.scenario.name].training) if config.scenario.data is None else {}
+
+
+def execute(config: RunConfig, out: Path | None, *, view: View | None = None, resume: bool = False) -> Result:
+    """Run a configuration."""
+    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
+        build(config.scenario.name, seed=config.seed)  # refuses the name
+    population = population_of(config.scenario, config.seed)
+    method = config.build_method(defaults_of(config))
+    return run(
+        method,
+        population,
+        builder_of(config, population),
+        rounds=config.rounds,
+        seed=config.seed,
+        out=out,
+        dtype=_DTYPES[config.dtype],
+        faults=config.faults,
+        engine=config.engine,
+        view=view,
+        scenario=config.scenario.name if config.scenario.data is None else config.scenario.data,
+        config=config.to_toml(),
+        evaluate_every=config.evaluate_every,
+        evaluate_clients=config.evaluate_clients,
+        checkpoint_seconds=config.checkpoint_seconds,
+        resume=resume,
+    )
+
+
+def config_of(folder: Path) -> RunConfig:
+    """The configuration of a run that is on disk."""
+    if not (folder / "config.toml").is_file():
+        raise CoterieError(f"{folder} is not the folder of a run: it has no config.toml.")
+    return from_tables(read_tables(folder / "config.toml"))
+
+
+def resume(folder: Path, *, view: View | None = None) -> Result:
+    """Go on with a run from its last checkpoint, in the same folder, to the same end."""
+    config = config_of(folder)
+    if (folder / "result.json").is_file():
+        raise CoterieError(f"The run in {folder} is finished; see {folder / 'report.html'}.")
+    return execute(config, folder, view=view, resume=True)

@@ -1,0 +1,146 @@
+"""The only door between a method and its clients.
+
+A method asks clients to run one of its own client functions; the federation (the simulator, or Flower) carries the
+message there and the replies back, counts the bytes, refuses bad replies by name and goes on with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort
+from coterie.data.samples import ClientId
+from coterie.rng import Key
+from coterie.states import State
+from coterie.task import Task
+
+P = TypeVar("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+Purpose = Literal["train", "evaluation"]
+Rows = Mapping[str, Tensor]
+
+
+def on_client(function: F) -> F:
+    """Mark a method's function as one that runs on clients. Only marked functions can be asked for."""
+    function.on_client = True  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The empty message."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's reply is missing."""
+
+    kind: Literal["dropped", "late", "not finite", "wrong shape", "too large", "lost"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replies(Generic[R]):
+    """The valid replies, stacked in the order of `ids`, and why the others are missing.
+
+    Every tensor of `value` has the clients as its leading axis. With no valid reply at all `value` is None.
+    """
+
+    ids: tuple[ClientId, ...]
+    value: R | None
+    failed: Mapping[ClientId, Failure] = field(default_factory=dict)
+
+
+@dataclass
+class Ledger:
+    """Bytes that crossed between server and clients, by purpose; exactly the lengths of the encoded messages."""
+
+    down: dict[Purpose, int] = field(default_factory=lambda: {"train": 0, "evaluation": 0})
+    up: dict[Purpose, int] = field(default_factory=lambda: {"train": 0, "evaluation": 0})
+
+    @property
+    def evaluation(self) -> int:
+        """Bytes spent on evaluation, both ways."""
+        return self.down["evaluation"] + self.up["evaluation"]
+
+
+class Federation(Protocol):
+    """What a server method may do with its clients."""
+
+    seed: int
+    round: int
+    task: Task
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Clients that are there now."""
+
+    def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
+        """Clients drawn for this round: a fraction (<= 1) or a number (> 1) of them, the same for every method."""
+
+    def ask(
+        self,
+        function: Callable[[Cohort, P], R],
+        ids: Sequence[ClientId],
+        *,
+        same: P | None = None,
+        each: P | None = None,
+        rows: Sequence[int] | None = None,
+        purpose: Purpose = "train",
+    ) -> Replies[R]:
+        """Have clients run a client function of the method.
+
+        `same` goes to everyone as it is. `each` is a message whose tensors have a leading axis: client i gets row
+        `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows.
+        """
+
+    def rng(self, purpose: str, *key: Key) -> np.random.Generator:
+        """Server-side randomness of this round."""
+
+    def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """True groups, for the oracle baseline alone; refused where they are not known."""
+
+
+def check_reply(
+    names: Sequence[ClientId], reply: Rows, template: State, limit: float
+) -> tuple[list[int], dict[ClientId, Failure]]:
+    """Which rows of a stacked reply are usable, and what is wrong with the others.
+
+    Entries that carry a model (their path ends in a name of the template) must have its shape; every number must be
+    finite; no model may be longer than `limit`.
+    """
+    bad: dict[ClientId, Failure] = {}
+    norms = torch.zeros(len(names), dtype=torch.float64)
+    for path, tensor in reply.items():
+        wanted = template.get(path.split("/", 1)[-1]) if "/" in path else None
+        if wanted is not None and tensor.shape[1:] != wanted.shape:
+            found = tuple(tensor.shape[1:])
+            for name in names:
+                bad.setdefault(
+                    name, Failure("wrong shape", f"{path} has shape {found} instead of {tuple(wanted.shape)}")
+                )
+            continue
+        if not tensor.is_floating_point():
+            continue
+        numbers = tensor.reshape(len(names), -1)
+        # one pass: a sum of squares is finite only if every number is, and is the norm that the limit needs
+        squares = (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1).double() ** 2
+        for index in torch.nonzero(~torch.isfinite(squares)).flatten().tolist():
+            kind = "too large" if bool(torch.isfinite(numbers[index]).all()) else "not finite"
+            text = "is too large to be true" if kind == "too large" else "has NaN or infinite numbers"
+            bad.setdefault(names[index], Failure(kind, f"{path} {text}"))  # type: ignore[arg-type]
+        if wanted is not None:
+            norms += squares
+    for index in torch.nonzero(norms.sqrt() > limit).flatten().tolist():
+        size = float(norms[index].sqrt())
+        bad.setdefault(
+            names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {limit:.3g} allowed")
+        )
+    return [index for index, name in enumerate(names) if name not in bad], bad

@@ -1,0 +1,210 @@
+"""A run as a folder: configuration, events, metrics, checkpoint, models. Every write is whole or not there at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from coterie import wire
+from coterie.cohort import Memory
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.states import State
+
+METRICS = (
+    "round", "accuracy", "worst_accuracy", "loss", "n_clusters", "ari", "bytes_down", "bytes_up", "bytes_evaluation",
+    "failures", "seconds",
+)  # fmt: skip
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint says beside the method's state: where the run is and what it has cost."""
+
+    method: str
+    next_round: int
+    seconds: float
+    failures: int
+    down: dict[str, int]
+    up: dict[str, int]
+    events: int
+    metrics: int
+    state: str
+    memory: dict[str, str]
+
+
+class RunFolder:
+    """Writes and reads the folder of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._memory: dict[ClientId, str] = {}
+
+    @classmethod
+    def create(cls, path: Path, config: str) -> RunFolder:
+        """A folder for a new run; one that holds anything else is left alone."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise CoterieError(
+                f"{path} already holds something; choose another --out, or go on with it: coterie resume {path}."
+            )
+        folder = cls(path)
+        with folder.writing(path):
+            (path / "checkpoint").mkdir(parents=True)
+        folder.write("config.toml", config.encode())
+        folder.append("metrics.csv", _csv_line(METRICS))
+        folder.append("events.jsonl", "")
+        return folder
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Turn a failure to write into one sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise CoterieError(
+                f"Cannot write {path}: {error.strerror or error}; what was saved before is intact: "
+                f"make room, then coterie resume {self.path}."
+            ) from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file as a whole."""
+        target = self.path / name
+        with self.writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = target.with_name(target.name + ".new")
+            try:
+                with open(draft, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(draft, target)
+            finally:
+                draft.unlink(missing_ok=True)
+
+    def append(self, name: str, text: str) -> None:
+        """Add lines to a log."""
+        with self.writing(self.path / name), open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Log an event."""
+        self.append("events.jsonl", json.dumps({"event": kind, **values}) + "\n")
+
+    def metrics(self, row: Row) -> None:
+        """Log a round's metrics."""
+        self.append("metrics.csv", _csv_line(["" if row.get(name) is None else row[name] for name in METRICS]))
+
+    def save(
+        self,
+        *,
+        method: str,
+        state: object,
+        next_round: int,
+        seconds: float,
+        failures: int,
+        ledger: tuple[Mapping[str, int], Mapping[str, int]],
+        memory: Mapping[ClientId, Memory],
+        touched: Sequence[ClientId],
+    ) -> None:
+        """Checkpoint: new files first, then the one file that names them, then the old files go."""
+        name = f"state-{next_round:06d}.safetensors"
+        self.write(f"checkpoint/{name}", wire.encode(state))
+        for client in touched:
+            kept = f"{quote(client, safe='')}-{next_round:06d}.safetensors"
+            self.write(f"checkpoint/memory/{kept}", wire.encode(memory[client]))
+            self._memory[client] = kept
+        progress = Progress(
+            method=method,
+            next_round=next_round,
+            seconds=seconds,
+            failures=failures,
+            down=dict(ledger[0]),
+            up=dict(ledger[1]),
+            events=(self.path / "events.jsonl").stat().st_size,
+            metrics=(self.path / "metrics.csv").stat().st_size,
+            state=name,
+            memory=dict(self._memory),
+        )
+        self.write("checkpoint/latest.json", json.dumps(progress.__dict__).encode())
+        self._sweep(progress)
+
+    def _sweep(self, progress: Progress) -> None:
+        keep = {progress.state, "latest.json", *progress.memory.values()}
+        for file in (self.path / "checkpoint").rglob("*"):
+            if file.is_file() and file.name not in keep:
+                file.unlink(missing_ok=True)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is anything to go on from."""
+        return (self.path / "checkpoint" / "latest.json").is_file()
+
+    def load(self, method: str, kind: type[Any]) -> tuple[Progress, Any, dict[ClientId, Memory]]:
+        """Read the checkpoint, and cut the logs back to where they were when it was written."""
+        path = self.path / "checkpoint" / "latest.json"
+        try:
+            progress = Progress(**json.loads(path.read_text()))
+            if progress.method != method:
+                raise CoterieError(
+                    f"The checkpoint in {self.path} is of {progress.method}, not of {method}; "
+                    f"run {method} with another --out."
+                )
+            state = wire.decode((path.parent / progress.state).read_bytes(), kind)
+            memory = {
+                client: wire.decode((path.parent / "memory" / name).read_bytes(), Memory)
+                for client, name in progress.memory.items()
+            }
+        except (OSError, ValueError, TypeError, wire.WireError) as error:
+            raise CoterieError(
+                f"The checkpoint in {path.parent} cannot be read ({error}); restore it, or start again with another --out."
+            ) from error
+        for name, size in (("events.jsonl", progress.events), ("metrics.csv", progress.metrics)):
+            if (self.path / name).stat().st_size < size:
+                raise CoterieError(
+                    f"{self.path / name} is shorter than its checkpoint says; start again with another --out."
+                )
+            with self.writing(self.path / name):
+                os.truncate(self.path / name, size)
+        self._memory = dict(progress.memory)
+        return progress, state, memory
+
+    def restart(self) -> None:
+        """Forget logs of a run that died before its first checkpoint."""
+        with self.writing(self.path):
+            os.truncate(self.path / "events.jsonl", 0)
+            os.truncate(self.path / "metrics.csv", len(_csv_line(METRICS)))
+            shutil.rmtree(self.path / "models", ignore_errors=True)
+
+    def models(self, models: Mapping[str, State]) -> None:
+        """One file per model."""
+        for name, state in models.items():
+            self.write(f"models/{quote(name, safe='')}.safetensors", wire.encode(state))
+
+    def read_metrics(self) -> list[Row]:
+        """The metrics written so far."""
+        return read_metrics(self.path)
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a run's metrics.csv; an empty cell is None."""
+    with open(path / "metrics.csv", encoding="utf-8", newline="") as file:
+        return [
+            {name: float(cell) if cell not in ("", None) else None for name, cell in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def _csv_line(cells: Sequence[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()

@@ -1,0 +1,54 @@
+// The plain C interface. library.py mirrors these structures field by field; every pointer is checked there.
+#pragma once
+
+#include <cstdint>
+
+#include "network.hpp"
+
+namespace coterie {
+
+// What a call answers. No exception crosses the interface.
+enum Status : int32_t { done = 0, out_of_memory = 1, unknown_network = 2, order_out_of_range = 3, label_out_of_range = 4 };
+
+struct NetworkCall {
+    const LayerRecord* layers;
+    int64_t layer_count;
+    int64_t channels, height, width;  // of one input
+    int64_t loss;
+};
+
+// Inputs: values of the weights' type, or bytes with a table of normalised values (gather.hpp).
+struct DataCall {
+    const void* values;
+    const uint8_t* bytes;
+    const void* table;
+    int64_t table_channels;
+    const int64_t* labels;      // cross-entropy
+    const void* target_values;  // squared error; null: the inputs themselves
+    int64_t samples;
+};
+
+struct TrainCall {
+    NetworkCall network;
+    DataCall data;
+    void* weights;           // flat, torch's order, updated in place
+    const void* anchor;      // start of the prox term, or null
+    const void* correction;  // added to every gradient, or null
+    const int64_t* order;    // [epochs][per_epoch] sample numbers
+    int64_t epochs, per_epoch, batch, block_bytes;
+    int64_t rule;
+    double lr, momentum, weight_decay, mu, beta1, beta2, eps;
+    double mean_loss;  // the answer
+};
+
+struct EvaluateCall {
+    NetworkCall network;
+    DataCall data;
+    const void* weights;  // [models][parameters]
+    int64_t models, parameters, block_bytes;
+    double* mean_losses;  // [models], or null
+    double* accuracies;   // [models], or null
+    void* outputs;        // [models][samples][outputs], or null
+};
+
+}  // namespace coterie

@@ -1,0 +1,49 @@
+// From the C structures to the typed pieces that training and evaluation share.
+#pragma once
+
+#include "abi.hpp"
+#include "gather.hpp"
+#include "model.hpp"
+
+namespace coterie {
+
+inline Network network_of(const NetworkCall& call) {
+    int64_t shape[3] = {call.channels, call.height, call.width};
+    return read_network(call.layers, call.layer_count, shape, Loss(call.loss));
+}
+
+template <class T>
+Samples<T> inputs_of(const DataCall& data, const Network& net) {
+    return {static_cast<const T*>(data.values), data.bytes, static_cast<const T*>(data.table), long(data.table_channels),
+            net.in};
+}
+
+template <class T>
+Targets<T> targets_of(const DataCall& data, const Network& net) {
+    Targets<T> targets{data.labels, inputs_of<T>(data, net)};
+    if (data.target_values) targets.values = {static_cast<const T*>(data.target_values), nullptr, nullptr, 1, {net.outputs(), 1, 1}};
+    return targets;
+}
+
+// Nothing is read or written before every sample number and every label is known to be in range.
+inline Status check_data(const DataCall& data, const Network& net, const int64_t* order, int64_t length) {
+    for (int64_t i = 0; i < length; i++)
+        if (order[i] < 0 || order[i] >= data.samples) return order_out_of_range;
+    if (net.loss == Loss::cross_entropy && data.labels)
+        for (int64_t i = 0; i < data.samples; i++)
+            if (data.labels[i] < 0 || data.labels[i] >= net.outputs()) return label_out_of_range;
+    return done;
+}
+
+template <class Body>
+int32_t guarded(Body&& body) {
+    try {
+        return body();
+    } catch (const std::bad_alloc&) {
+        return out_of_memory;
+    } catch (...) {
+        return unknown_network;
+    }
+}
+
+}  // namespace coterie

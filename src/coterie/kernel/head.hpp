@@ -1,0 +1,126 @@
+// The linear layers of a network, for a whole batch at once.
+#pragma once
+
+#include <vector>
+
+#include "linear.hpp"
+#include "maps.hpp"
+#include "parameters.hpp"
+
+namespace coterie {
+
+template <class T>
+class Head {
+   public:
+    // `turned_input`: the inputs arrive as [feature][sample] (from a trunk) and not as [sample][feature].
+    Head(const Network& net, const Parameters<T>& parameters, long batch, bool turned_input)
+        : stride_(round_up(batch, kLanes<T>)), turned_input_(turned_input) {
+        long features = round_up(net.head[0].inputs, kInputRows);
+        input_row_ = round_up(net.head[0].inputs, kLanes<T>);
+        input_.resize(turned_input ? features * stride_ : batch * input_row_ + kInputRows);
+        for (const HeadStage& s : net.head) {
+            Stage stage{{s.inputs, s.outputs}, s.activation, parameters.find(s.weight), -1, {}, {}, {}, {}};
+            if (s.bias.present()) stage.bias = parameters.find(s.bias);
+            stage.z.resize(batch * stage.shape.row_length() + kInputRows);
+            stage.dz.resize(batch * stage.shape.row_length());
+            stage.turned.resize(round_up(s.outputs, kInputRows) * stride_);
+            stage.bias_gradient.resize(stage.shape.row_length());
+            stages_.push_back(std::move(stage));
+        }
+        if (turned_input) input_gradient_.resize(features * stride_);
+    }
+
+    T* input_rows() { return input_.data(); }
+    long input_row() const { return input_row_; }
+
+    // A trunk's last map as it lies in the head's input, for samples from `first` on; and its gradient likewise.
+    Map<T> input_map(const MapShape& shape, long first) { return map_of(input_.data(), shape, first); }
+    Map<T> input_gradient_map(const MapShape& shape, long first) { return map_of(input_gradient_.data(), shape, first); }
+
+    const T* output() const { return stages_.back().z.data(); }
+    T* output() { return stages_.back().z.data(); }
+    T* output_gradient() { return stages_.back().dz.data(); }
+    long output_row() const { return stages_.back().shape.row_length(); }
+
+    void forward(const T* weights, long samples) {
+        for (size_t i = 0; i < stages_.size(); i++) {
+            Stage& stage = stages_[i];
+            linear_forward<T>(stage.shape, input_of(i), weights + stage.weight,
+                              stage.bias >= 0 ? weights + stage.bias : nullptr, stage.z.data(), samples,
+                              stage.activation);
+        }
+    }
+
+    // From `output_gradient` (with respect to the activated output) down, updating the weights on the way.
+    void backward(const T* weights, long samples, Optimiser<T>& optimiser, bool input_gradient) {
+        through_last_activation(samples);
+        for (long i = long(stages_.size()) - 1; i >= 0; i--) {
+            Stage& stage = stages_[i];
+            T* dx = i > 0 ? stages_[i - 1].turned.data() : input_gradient ? input_gradient_.data() : nullptr;
+            linear_backward<T>(stage.shape, input_of(i), weights + stage.weight, stage.dz.data(), stage.turned.data(), dx,
+                               stride_, samples, optimiser, stage.weight);
+            if (stage.bias >= 0)
+                bias_backward<T>(stage.shape, stage.dz.data(), samples, optimiser, stage.bias, stage.bias_gradient.data());
+            if (i > 0) through_activation_below(stages_[i - 1], samples);
+        }
+    }
+
+   private:
+    struct Stage {
+        PackedLinear<T> shape;
+        Activation activation;
+        long weight, bias;  // in the packed order
+        Buffer<T> z, dz;    // [sample][output], z after the activation
+        Buffer<T> turned;   // dz as [output][sample]
+        Buffer<T> bias_gradient;
+    };
+
+    Map<T> map_of(T* memory, const MapShape& shape, long first) const {
+        return {memory + first, shape.height * shape.width * stride_, shape.width * stride_, stride_};
+    }
+
+    Rows<T> input_of(size_t i) const {
+        if (i > 0) return {stages_[i - 1].z.data(), stages_[i - 1].shape.row_length(), 1};
+        if (turned_input_) return {input_.data(), 1, stride_};
+        return {input_.data(), input_row_, 1};
+    }
+
+    void through_last_activation(long samples) {
+        Stage& last = stages_.back();
+        long row = last.shape.row_length();
+        if (last.activation != Activation::none)
+            for (long i = 0; i < samples * row; i += kLanes<T>)
+                store(last.dz.data() + i, through_activation<T>(load(last.dz.data() + i), load(last.z.data() + i),
+                                                                last.activation));
+        for (long o = 0; o < last.shape.outputs; o++)
+            for (long j = 0; j < samples; j++) last.turned.data()[o * stride_ + j] = last.dz.data()[j * row + o];
+    }
+
+    // `turned` holds the gradient behind the activation as [output][sample]; both forms of the one before it are made.
+    void through_activation_below(Stage& stage, long samples) {
+        long row = stage.shape.row_length();
+        for (long o = 0; o < stage.shape.outputs; o++) {
+            T* turned = stage.turned.data() + o * stride_;
+            T* dz = stage.dz.data() + o;
+            const T* z = stage.z.data() + o;
+            for (long j = 0; j < samples; j++) {
+                T value = z[j * row], g = turned[j];
+                switch (stage.activation) {
+                    case Activation::relu: g = value <= 0 ? T(0) : g; break;
+                    case Activation::tanh: g *= 1 - value * value; break;
+                    case Activation::sigmoid: g = g * (1 - value) * value; break;
+                    default: break;
+                }
+                turned[j] = dz[j * row] = g;
+            }
+        }
+    }
+
+    long stride_;     // between features where samples are innermost
+    long input_row_;  // between samples of the input where features are innermost
+    bool turned_input_;
+    Buffer<T> input_, input_gradient_;
+    std::vector<Stage> stages_;
+};
+
+}  // namespace coterie

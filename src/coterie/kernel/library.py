@@ -1,0 +1,121 @@
+"""The compiled library: found, checked against this processor, and called through plain C structures."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+_HERE = Path(__file__).resolve().parent
+_STATUS = {
+    1: "There is not enough memory for this network and batch; use a smaller batch.",
+    2: "The kernel does not know this network; use plan() to translate it.",
+    3: "A sample number in order is outside the data; order must hold numbers from 0 to the number of samples - 1.",
+    4: "A label is outside the classes of the network; labels must be from 0 to the number of outputs - 1.",
+}
+
+
+class LayerRecord(Structure):
+    """One layer (network.hpp)."""
+
+    _fields_: ClassVar = [
+        (name, c_int64)
+        for name in (
+            *("kind", "outputs", "kernel_height", "kernel_width", "pad_height", "pad_width"),
+            *("weight_offset", "bias_offset"),
+        )
+    ]
+
+
+class NetworkCall(Structure):
+    """A network (abi.hpp)."""
+
+    _fields_: ClassVar = [
+        ("layers", POINTER(LayerRecord)),
+        *[(name, c_int64) for name in ("layer_count", "channels", "height", "width", "loss")],
+    ]
+
+
+class DataCall(Structure):
+    """Samples and what they should give (abi.hpp)."""
+
+    _fields_: ClassVar = [
+        *[("values", c_void_p), ("bytes", c_void_p), ("table", c_void_p), ("table_channels", c_int64)],
+        *[("labels", c_void_p), ("target_values", c_void_p), ("samples", c_int64)],
+    ]
+
+
+class TrainCall(Structure):
+    """Local training of one client (abi.hpp)."""
+
+    _fields_: ClassVar = [
+        *[("network", NetworkCall), ("data", DataCall)],
+        *[(name, c_void_p) for name in ("weights", "anchor", "correction", "order")],
+        *[(name, c_int64) for name in ("epochs", "per_epoch", "batch", "block_bytes", "rule")],
+        *[(name, c_double) for name in ("lr", "momentum", "weight_decay", "mu", "beta1", "beta2", "eps", "mean_loss")],
+    ]
+
+
+class EvaluateCall(Structure):
+    """Scores and outputs of many models (abi.hpp)."""
+
+    _fields_: ClassVar = [
+        *[("network", NetworkCall), ("data", DataCall), ("weights", c_void_p)],
+        *[(name, c_int64) for name in ("models", "parameters", "block_bytes")],
+        *[(name, c_void_p) for name in ("mean_losses", "accuracies", "outputs")],
+    ]
+
+
+class Library:
+    """The entry points of one compiled variant."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._functions = {}
+        handle = ctypes.CDLL(str(file))
+        for name, call in (("train", TrainCall), ("evaluate", EvaluateCall)):
+            for dtype in ("float32", "float64"):
+                function = handle[f"coterie_{name}_{dtype}"]
+                function.argtypes = [POINTER(call)]
+                function.restype = c_int32
+                self._functions[name, dtype] = function
+
+    def call(self, name: str, dtype: str, structure: Structure) -> str | None:
+        """Run one call without the GIL; the reason in one sentence where it was refused."""
+        status: int = self._functions[name, dtype](ctypes.byref(structure))
+        return _STATUS[status] if status else None
+
+
+def load(folder: Path = _HERE) -> Library | str:
+    """The best variant in `folder` that runs on this processor, or the reason why there is none."""
+    probe = folder / "_cpu.so"
+    if not probe.exists():
+        return "the kernel is not compiled (no C++ compiler at install?); run python -m coterie.kernel.build"
+    try:
+        level_of = ctypes.CDLL(str(probe)).coterie_cpu_level
+        level_of.restype = c_int32
+        names = {0: (), 1: ("generic",), 3: ("v3",), 4: ("v4", "v3")}[level_of()]
+        if not names:
+            return "this processor lacks AVX2 or FMA"
+        for name in names:
+            file = folder / f"_kernel_{name}.so"
+            if file.exists():
+                return Library(file)
+    except OSError as error:
+        return f"the compiled kernel does not load ({error})"
+    return f"the kernel is not compiled for this processor ({names[0]}); run python -m coterie.kernel.build"
+
+
+@cache
+def installed() -> Library | str:
+    """The library of this installation, loaded once."""
+    return load()
+
+
+def array_of(layers: list[LayerRecord]) -> ctypes.Array[LayerRecord]:
+    """Layers as a C array."""
+    return (LayerRecord * len(layers))(*layers)
+
+

@@ -1,0 +1,119 @@
+// A network with its working memory: one step of training, or the outputs for some samples.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "gather.hpp"
+#include "head.hpp"
+#include "loss.hpp"
+#include "trunk.hpp"
+
+namespace coterie {
+
+// What the samples should give: labels, or values (another data set, or the inputs themselves).
+template <class T>
+struct Targets {
+    const int64_t* labels = nullptr;
+    Samples<T> values;
+};
+
+// The trunk walks through a batch in blocks that fit the cache, the head takes the whole batch at once: a large linear
+// layer is bound by reading its weights, a convolution by the size of its maps.
+template <class T>
+class Model {
+   public:
+    Model(const Network& net, long batch, long block_bytes)
+        : net_(net),
+          parameters_(net),
+          head_(net, parameters_, batch, !net.trunk.empty()),
+          gradient_(parameters_.size()),
+          targets_(net.outputs()),
+          scratch_(round_up(net.outputs(), kLanes<T>)) {
+        block_ = std::min(batch, std::max<long>(1, block_bytes / std::max<long>(1, Trunk<T>::bytes_per_sample(net))));
+        if (block_ > kLanes<T> && block_ < batch) block_ = block_ / kLanes<T> * kLanes<T>;
+    }
+
+    const Parameters<T>& parameters() const { return parameters_; }
+
+    // One step on the samples `order[0 .. samples)`; returns the sum of their losses.
+    double step(const Samples<T>& inputs, const Targets<T>& targets, const int64_t* order, long samples, T* weights,
+                Optimiser<T>& optimiser) {
+        forward(inputs, order, samples, weights, true);
+        double loss = 0;
+        for (long j = 0; j < samples; j++)
+            loss += double(loss_of(targets, order, j, T(1) / T(samples), head_.output_gradient() + j * head_.output_row()));
+        optimiser.begin_step();
+        bool learns = !net_.trunk.empty() && trunk(std::min(block_, samples)).learns();
+        head_.backward(weights, samples, optimiser, learns);
+        if (learns) backward_trunk(samples, optimiser);
+        return loss;
+    }
+
+    // Outputs (logits, or activated values) of `samples` samples, row j at `output(j)`.
+    void forward(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep = false) {
+        if (net_.trunk.empty())
+            gather_rows(inputs, order, samples, head_.input_rows(), head_.input_row());
+        else
+            forward_trunk(inputs, order, samples, weights, keep);
+        head_.forward(weights, samples);
+    }
+
+    const T* output(long j) const { return head_.output() + j * head_.output_row(); }
+
+    // The loss of sample `j` of the last `forward`.
+    T loss_of(const Targets<T>& targets, const int64_t* order, long j, T scale, T* gradient) {
+        if (net_.loss == Loss::cross_entropy)
+            return cross_entropy<T>(output(j), net_.outputs(), targets.labels[order[j]], scale, gradient, scratch_.data());
+        gather_rows(targets.values, order + j, 1, targets_.data(), net_.outputs());
+        return squared_error<T>(output(j), targets_.data(), net_.outputs(), scale, gradient);
+    }
+
+   private:
+    Trunk<T>& trunk(long samples) {
+        std::unique_ptr<Trunk<T>>& slot = trunks_[samples];
+        if (!slot) slot = std::make_unique<Trunk<T>>(net_, parameters_, samples);
+        return *slot;
+    }
+
+    template <class Body>
+    void for_blocks(long samples, Body&& body) {
+        int blocks = blocks_of(samples, block_);
+        for (int b = 0; b < blocks; b++) {
+            long first = block_start(samples, blocks, b), size = block_start(samples, blocks, b + 1) - first;
+            bool new_size = b == 0 || size != first - block_start(samples, blocks, b - 1);
+            body(b, first, size, new_size);
+        }
+    }
+
+    void forward_trunk(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep) {
+        const MapShape& shape = net_.trunk.back().out;
+        for_blocks(samples, [&](long block, long first, long size, bool new_size) {
+            Trunk<T>& part = trunk(size);
+            if (new_size) part.begin_step(weights, keep);
+            long place = keep ? block : 0;  // without a way back one place serves all blocks
+            gather_map(inputs, order + first, size, part.input(place));
+            part.forward(place, weights, head_.input_map(shape, first));
+        });
+    }
+
+    void backward_trunk(long samples, Optimiser<T>& optimiser) {
+        const MapShape& shape = net_.trunk.back().out;
+        long size_of_trunk = parameters_.find(net_.head[0].weight);  // the trunk's parameters come first
+        std::memset(gradient_.data(), 0, size_t(size_of_trunk) * sizeof(T));
+        for_blocks(samples, [&](long block, long first, long size, bool) {
+            trunk(size).backward(block, head_.input_gradient_map(shape, first), head_.input_map(shape, first),
+                                 gradient_.data());
+        });
+        optimiser.update_all(0, gradient_.data(), size_of_trunk);
+    }
+
+    const Network& net_;
+    Parameters<T> parameters_;
+    Head<T> head_;
+    Buffer<T> gradient_, targets_, scratch_;
+    long block_;
+    std::map<long, std::unique_ptr<Trunk<T>>> trunks_;  // by block size: a ragged last batch has another
+};
+
+}  // namespace coterie

@@ -1,0 +1,133 @@
+// What a network is: the layers as they come over the ABI, grouped into the stages that are computed in one go.
+//
+//   trunk: convolutions, pools and activations on maps (channels, height, width)
+//   head:  linear layers with their activations on vectors
+//
+// A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], of the head linear [activation].
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+namespace coterie {
+
+enum class Kind : int64_t { convolution = 0, linear = 1, relu = 2, tanh = 3, sigmoid = 4, pool = 5 };
+enum class Activation { none, relu, tanh, sigmoid };
+enum class Loss : int64_t { cross_entropy = 0, squared_error = 1 };
+
+// One layer as the Python side writes it (net.py). An absent bias has offset -1.
+struct LayerRecord {
+    int64_t kind, outputs, kernel_height, kernel_width, pad_height, pad_width, weight_offset, bias_offset;
+};
+
+struct MapShape {
+    long channels, height, width;
+    long size() const { return channels * height * width; }
+};
+
+// A tensor of parameters: where it is in the caller's flat vector.
+struct Parameter {
+    long offset = -1;
+    bool present() const { return offset >= 0; }
+};
+
+struct TrunkStage {
+    bool convolves = false;
+    long kernel_height = 1, kernel_width = 1, pad_height = 0, pad_width = 0;
+    Parameter weight, bias;
+    Activation activation = Activation::none;
+    bool pools = false;
+    bool activate_before_pool = false;
+    MapShape in, convolved, out;
+
+    // A pool drops an odd last row and column; what is dropped need not be computed and has no gradient.
+    long used_height() const { return pools ? convolved.height / 2 * 2 : convolved.height; }
+    long used_width() const { return pools ? convolved.width / 2 * 2 : convolved.width; }
+    long taps() const { return in.channels * kernel_height * kernel_width; }
+    long weights() const { return convolved.channels * taps(); }
+};
+
+struct HeadStage {
+    long inputs, outputs;
+    Parameter weight, bias;
+    Activation activation = Activation::none;
+};
+
+struct Network {
+    MapShape in;
+    std::vector<TrunkStage> trunk;
+    std::vector<HeadStage> head;
+    Loss loss;
+
+    long outputs() const { return head.back().outputs; }
+};
+
+inline Activation activation_of(Kind kind) {
+    return kind == Kind::relu ? Activation::relu : kind == Kind::tanh ? Activation::tanh : Activation::sigmoid;
+}
+
+inline bool is_activation(Kind kind) { return kind == Kind::relu || kind == Kind::tanh || kind == Kind::sigmoid; }
+
+inline Network read_network(const LayerRecord* layers, int64_t count, const int64_t shape[3], Loss loss) {
+    Network net{{shape[0], shape[1], shape[2]}, {}, {}, loss};
+    MapShape map = net.in;
+    int64_t at = 0;
+    auto next_is_activation = [&] { return at < count && is_activation(Kind(layers[at].kind)); };
+    auto next_is_pool = [&] { return at < count && Kind(layers[at].kind) == Kind::pool; };
+    auto take_activation = [&] { return activation_of(Kind(layers[at++].kind)); };
+
+    while (at < count && Kind(layers[at].kind) != Kind::linear) {
+        TrunkStage stage;
+        stage.in = stage.convolved = map;
+        const LayerRecord& layer = layers[at];
+        if (Kind(layer.kind) == Kind::convolution) {
+            at++;
+            stage.convolves = true;
+            stage.kernel_height = layer.kernel_height;
+            stage.kernel_width = layer.kernel_width;
+            stage.pad_height = layer.pad_height;
+            stage.pad_width = layer.pad_width;
+            stage.weight.offset = layer.weight_offset;
+            stage.bias.offset = layer.bias_offset;
+            stage.convolved = {layer.outputs, map.height + 2 * layer.pad_height - layer.kernel_height + 1,
+                               map.width + 2 * layer.pad_width - layer.kernel_width + 1};
+            if (next_is_activation()) {
+                stage.activation = take_activation();
+                // ReLU and max commute exactly, ties included (a tie at zero has no gradient), so ReLU moves behind
+                // the pool and runs on a quarter of the values. Others can create ties by rounding and stay.
+                stage.activate_before_pool = stage.activation != Activation::relu;
+            }
+        } else if (is_activation(Kind(layer.kind))) {
+            stage.activation = take_activation();
+        }
+        stage.out = stage.convolved;
+        bool may_pool = stage.convolves || stage.activation == Activation::none;
+        if (may_pool && next_is_pool()) {
+            at++;
+            stage.pools = true;
+            stage.out = {stage.convolved.channels, stage.convolved.height / 2, stage.convolved.width / 2};
+            if (stage.activation == Activation::none && next_is_activation()) stage.activation = take_activation();
+        } else {
+            stage.activate_before_pool = false;
+        }
+        if (stage.out.height < 1 || stage.out.width < 1) throw std::invalid_argument("a map has no pixels left");
+        map = stage.out;
+        net.trunk.push_back(stage);
+    }
+    long features = map.size();
+    while (at < count && Kind(layers[at].kind) == Kind::linear) {
+        HeadStage stage;
+        stage.inputs = features;
+        stage.outputs = features = layers[at].outputs;
+        stage.weight.offset = layers[at].weight_offset;
+        stage.bias.offset = layers[at].bias_offset;
+        at++;
+        if (next_is_activation()) stage.activation = take_activation();
+        net.head.push_back(stage);
+    }
+    if (at != count || net.head.empty()) throw std::invalid_argument("not a trunk followed by a head");
+    return net;
+}
+
+}  // namespace coterie

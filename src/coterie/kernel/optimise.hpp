@@ -1,0 +1,119 @@
+// The update of the weights, one vector at a time, so that it can be fused into the product that makes the gradient.
+#pragma once
+
+#include <cmath>
+
+#include "vector.hpp"
+
+namespace coterie {
+
+enum class Rule : int64_t { sgd = 0, adam = 1 };
+
+struct Hyper {
+    Rule rule;
+    double lr, momentum, weight_decay, mu, beta1, beta2, eps;
+};
+
+enum class UpdateKind { plain, sgd, adam };
+
+template <class T>
+COTERIE_INLINE Vec<T> square_root(Vec<T> value) {
+    T lanes[kLanes<T>];
+    store(lanes, value);
+    for (int i = 0; i < kLanes<T>; i++) lanes[i] = std::sqrt(lanes[i]);
+    return load(lanes);
+}
+
+// All weights in the packed order (see parameters.hpp) with everything the rule keeps beside them.
+// The order of additions is torch's: gradient + correction + mu (w - anchor), + weight decay w, then momentum or Adam.
+template <class T>
+class Optimiser {
+   public:
+    Optimiser(const Hyper& hyper, T* weights, const T* anchor, const T* correction, long size)
+        : rule_(hyper.rule),
+          lr_(T(hyper.lr)),
+          momentum_(T(hyper.momentum)),
+          weight_decay_(T(hyper.weight_decay)),
+          mu_(T(hyper.mu)),
+          eps_(T(hyper.eps)),
+          beta1_(hyper.beta1),
+          beta2_(hyper.beta2),
+          learning_rate_(hyper.lr),
+          weights_(weights),
+          anchor_(hyper.mu != 0 ? anchor : nullptr),
+          correction_(correction) {
+        if (hyper.momentum != 0 || rule_ == Rule::adam) first_.resize(size);
+        if (rule_ == Rule::adam) second_.resize(size);
+    }
+
+    UpdateKind kind() const {
+        if (rule_ == Rule::adam) return UpdateKind::adam;
+        bool plain = first_.size() == 0 && !anchor_ && !correction_ && weight_decay_ == 0;
+        return plain ? UpdateKind::plain : UpdateKind::sgd;
+    }
+
+    // Before the first update of every step: Adam's bias corrections.
+    void begin_step() {
+        steps_++;
+        if (rule_ != Rule::adam) return;
+        step_size_ = T(learning_rate_ / (1 - std::pow(beta1_, double(steps_))));
+        second_scale_ = T(std::sqrt(1 - std::pow(beta2_, double(steps_))));
+    }
+
+    template <UpdateKind kind>
+    COTERIE_INLINE void update(long at, Vec<T> gradient) {
+        Vec<T> weight = load(weights_ + at);
+        if constexpr (kind == UpdateKind::plain) {
+            store(weights_ + at, weight - lr_ * gradient);
+            return;
+        }
+        if (correction_) gradient += load(correction_ + at);
+        if (anchor_) gradient += mu_ * (weight - load(anchor_ + at));
+        if (weight_decay_ != 0) gradient += weight_decay_ * weight;
+        if constexpr (kind == UpdateKind::sgd) {
+            if (momentum_ != 0) {
+                gradient += momentum_ * load(first_.data() + at);
+                store(first_.data() + at, gradient);
+            }
+            store(weights_ + at, weight - lr_ * gradient);
+        } else {
+            Vec<T> first = load(first_.data() + at), second = load(second_.data() + at);
+            first += T(1 - beta1_) * (gradient - first);
+            second = T(beta2_) * second + T(1 - beta2_) * gradient * gradient;
+            store(first_.data() + at, first);
+            store(second_.data() + at, second);
+            Vec<T> spread = square_root<T>(second) / second_scale_ + eps_;
+            store(weights_ + at, weight - step_size_ * first / spread);
+        }
+    }
+
+    // The whole tensor at `at` from its gradient; `count` is a multiple of the vector length.
+    void update_all(long at, const T* gradient, long count) {
+        auto run = [&](auto kind) {
+            for (long i = 0; i < count; i += kLanes<T>) update<decltype(kind)::value>(at + i, load(gradient + i));
+        };
+        with_kind(run);
+    }
+
+    template <class Body>
+    void with_kind(Body&& body) {
+        switch (kind()) {
+            case UpdateKind::plain: return body(std::integral_constant<UpdateKind, UpdateKind::plain>{});
+            case UpdateKind::sgd: return body(std::integral_constant<UpdateKind, UpdateKind::sgd>{});
+            default: return body(std::integral_constant<UpdateKind, UpdateKind::adam>{});
+        }
+    }
+
+   private:
+    Rule rule_;
+    T lr_, momentum_, weight_decay_, mu_, eps_;
+    double beta1_, beta2_, learning_rate_;
+    T step_size_ = 0, second_scale_ = 1;
+    long steps_ = 0;
+    T* weights_;
+    const T* anchor_;
+    const T* correction_;
+    Buffer<T> first_, second_;  // momentum (or Adam's mean) and Adam's mean square
+};
+
+}  // namespace coterie

@@ -1,0 +1,60 @@
+// 2x2 max-pooling with stride 2, and the way back.
+//
+// As torch: the first of equal values wins, and a NaN wins over everything before it. Instead of the four values, one
+// byte per output is kept: the position 0 .. 3 of the winner.
+#pragma once
+
+#include "activation.hpp"
+#include "maps.hpp"
+
+namespace coterie {
+
+template <class T>
+COTERIE_INLINE void challenge(Vec<T>& best, Mask<T>& position, Vec<T> value, int place) {
+    Mask<T> wins = (value > best) | (value != value);
+    best = wins ? value : best;
+    position = wins ? Mask<T>{} + Integer<T>(place) : position;
+}
+
+// One row of outputs from two rows of inputs (`upper`, `lower`: columns of `samples` values).
+template <class T>
+void pool_row(const T* upper, const T* lower, long width, long samples, Activation activation, T* out, long out_column,
+              uint8_t* winners) {
+    for (long x = 0; x < width; x++) {
+        const T *u = upper + 2 * x * samples, *l = lower + 2 * x * samples;
+        for (long j = 0; j < samples; j += kLanes<T>) {
+            Vec<T> best = load(u + j);
+            Mask<T> position{};
+            challenge<T>(best, position, load(u + samples + j), 1);
+            challenge<T>(best, position, load(l + j), 2);
+            challenge<T>(best, position, load(l + samples + j), 3);
+            Codes<T> codes = __builtin_convertvector(position, Codes<T>);
+            // Written in full: what runs over the end is overwritten by the next column or is slack.
+            std::memcpy(winners + x * samples + j, &codes, sizeof(codes));
+            store_first(out + x * out_column + j, activate<T>(best, activation), samples - j);
+        }
+    }
+}
+
+// Sends each gradient to the winner of its 2x2 field; writes all four positions of every field.
+template <class T>
+void unpool_row(const T* gradient, long gradient_column, const T* value, long value_column, const uint8_t* winners,
+                long width, long samples, Activation activation, T* upper, T* lower, long column) {
+    for (long x = 0; x < width; x++) {
+        T *u = upper + 2 * x * column, *l = lower + 2 * x * column;
+        for (long j = 0; j < samples; j += kLanes<T>) {
+            Codes<T> codes;
+            std::memcpy(&codes, winners + x * samples + j, sizeof(codes));
+            Mask<T> position = __builtin_convertvector(codes, Mask<T>);
+            Vec<T> g = through_activation<T>(load(gradient + x * gradient_column + j), load(value + x * value_column + j),
+                                             activation);
+            long left = samples - j;
+            store_first(u + j, position == 0 ? g : Vec<T>{}, left);
+            store_first(u + column + j, position == 1 ? g : Vec<T>{}, left);
+            store_first(l + j, position == 2 ? g : Vec<T>{}, left);
+            store_first(l + column + j, position == 3 ? g : Vec<T>{}, left);
+        }
+    }
+}
+
+}  // namespace coterie

@@ -1,0 +1,180 @@
+// The part of a network on maps: convolutions, pools, activations, for blocks of samples that fit the cache.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "convolution.hpp"
+#include "maps.hpp"
+#include "parameters.hpp"
+#include "pool.hpp"
+
+namespace coterie {
+
+// All stages for blocks of `samples` samples. What the way back needs is kept per block; scratch is shared.
+template <class T>
+class Trunk {
+   public:
+    Trunk(const Network& net, const Parameters<T>& parameters, long samples) : samples_(samples) {
+        for (const TrunkStage& shape : net.trunk) stages_.emplace_back(shape, parameters, samples);
+        while (lowest_ < long(stages_.size()) && !stages_[lowest_].shape.convolves) lowest_++;
+    }
+
+    bool learns() const { return lowest_ < long(stages_.size()); }
+
+    // Memory per sample that a block works on, to choose the size of blocks.
+    static long bytes_per_sample(const Network& net) {
+        long values = 0;
+        for (const TrunkStage& s : net.trunk)
+            values += 2 * s.in.size() + (s.convolves ? s.convolved.channels * s.used_height() * s.used_width() : 0);
+        return values * long(sizeof(T));
+    }
+
+    // Once per step, as the weights have changed.
+    void begin_step(const T* weights, bool for_backward) {
+        for (long i = 0; i < long(stages_.size()); i++)
+            if (stages_[i].shape.convolves)
+                stages_[i].convolution->pack(weights + stages_[i].weight, for_backward && i > lowest_);
+    }
+
+    // The first map of block `block`, to be filled before `forward`.
+    Map<T> input(long block) {
+        while (long(kept_.size()) <= block) {
+            kept_.emplace_back();
+            for (const Stage& stage : stages_) {
+                kept_.back().inputs.emplace_back(stage.in.size);
+                kept_.back().winners.emplace_back(stage.shape.pools ? stage.winners_channel() * stage.shape.out.channels : 0);
+            }
+        }
+        return stages_[0].in.view(kept_[block].inputs[0].data());
+    }
+
+    void forward(long block, const T* weights, Map<T> out) {
+        for (size_t i = 0; i < stages_.size(); i++) {
+            Stage& stage = stages_[i];
+            bool last = i + 1 == stages_.size();
+            Map<T> to = last ? out : stages_[i + 1].in.view(kept_[block].inputs[i + 1].data());
+            forward_stage(stage, stage.in.view(kept_[block].inputs[i].data()), kept_[block].winners[i].data(), weights, to);
+        }
+    }
+
+    // `gradient` has the packed order of all parameters; this block's share is added.
+    void backward(long block, Map<T> out_gradient, Map<T> out_value, T* gradient) {
+        Kept& kept = kept_[block];
+        for (long i = long(stages_.size()) - 1; i >= lowest_; i--) {
+            Stage& stage = stages_[i];
+            const TrunkStage& shape = stage.shape;
+            Map<T> in = stage.in.view(kept.inputs[i].data());
+            Map<T> in_gradient = stage.gradient.view(stage.in_gradient.data());
+            Map<T> target = shape.convolves ? stage.convolution->dz_layout().view(stage.dz.data()) : in_gradient;
+            backward_to(stage, out_gradient, out_value, kept.winners[i].data(), target);
+            if (shape.convolves) {
+                T* bias_gradient = shape.bias.present() ? gradient + stage.bias : nullptr;
+                stage.convolution->weight_gradient(in, target, gradient + stage.weight, bias_gradient);
+                if (i > lowest_)
+                    for (long y = 0; y < shape.in.height; y++)
+                        stage.convolution->backward_row(target, y, in_gradient.at(0, y), in_gradient.channel);
+            }
+            out_gradient = in_gradient;
+            out_value = in;
+        }
+    }
+
+   private:
+    struct Stage {
+        TrunkStage shape;
+        long samples;
+        long weight = -1, bias = -1;  // in the packed order
+        std::unique_ptr<Convolution<T>> convolution;
+        MapLayout<T> in, gradient;
+        Buffer<T> dz, in_gradient, strip;
+
+        Stage(const TrunkStage& s, const Parameters<T>& parameters, long block) : shape(s), samples(block) {
+            if (s.convolves) {
+                convolution = std::make_unique<Convolution<T>>(s, block);
+                weight = parameters.find(s.weight);
+                bias = s.bias.present() ? parameters.find(s.bias) : -1;
+                in = convolution->in_layout();
+                dz.resize(convolution->dz_layout().size);
+                strip.resize(s.convolved.channels * 2 * strip_row());
+            } else {
+                in = MapLayout<T>(s.in, block, 0, 0);
+            }
+            gradient = MapLayout<T>(s.in, block, 0, 0);
+            gradient.row = round_up(gradient.row, kLanes<T>);  // a row may be overrun by part of a vector
+            gradient.channel = gradient.row * s.in.height;
+            in_gradient.resize(gradient.channel * s.in.channels);
+        }
+        // Two rows of a convolution's output, for one row of the pool.
+        long strip_row() const { return round_up(shape.used_width() * samples, kLanes<T>) + kLanes<T>; }
+        long winners_row() const { return shape.out.width * samples + kLanes<T>; }
+        long winners_channel() const { return winners_row() * shape.out.height; }
+    };
+
+    struct Kept {
+        std::vector<Buffer<T>> inputs;
+        std::vector<Buffer<uint8_t>> winners;
+    };
+
+    void forward_stage(Stage& stage, Map<T> in, uint8_t* winners, const T* weights, Map<T> out) {
+        const TrunkStage& s = stage.shape;
+        const T* bias = stage.bias >= 0 ? weights + stage.bias : nullptr;
+        Activation before = s.pools && !s.activate_before_pool ? Activation::none : s.activation;
+        Activation after = s.pools && !s.activate_before_pool ? s.activation : Activation::none;
+        long strip_row = stage.strip_row(), channels = s.convolved.channels;
+        T* strip = stage.strip.data();
+        for (long y = 0; y < s.out.height; y++) {
+            if (s.pools) {
+                if (s.convolves)
+                    for (long r = 0; r < 2; r++)
+                        stage.convolution->forward_row(in, 2 * y + r, bias, before, strip + r * strip_row, 2 * strip_row, true);
+                for (long c = 0; c < channels; c++) {
+                    const T* upper = s.convolves ? strip + 2 * c * strip_row : in.at(c, 2 * y);
+                    const T* lower = s.convolves ? upper + strip_row : in.at(c, 2 * y + 1);
+                    pool_row<T>(upper, lower, s.out.width, samples_, after, out.at(c, y), out.column,
+                                winners + c * stage.winners_channel() + y * stage.winners_row());
+                }
+            } else if (s.convolves && out.column == samples_) {
+                stage.convolution->forward_row(in, y, bias, before, out.at(0, y), out.channel, false);
+            } else {
+                if (s.convolves) stage.convolution->forward_row(in, y, bias, before, strip, strip_row, true);
+                for (long c = 0; c < channels; c++)
+                    copy_row(s.convolves ? strip + c * strip_row : in.at(c, y), s.out.width,
+                             s.convolves ? Activation::none : before, out.at(c, y), out.column);
+            }
+        }
+    }
+
+    void copy_row(const T* from, long width, Activation activation, T* to, long to_column) const {
+        for (long x = 0; x < width; x++)
+            for (long j = 0; j < samples_; j += kLanes<T>)
+                store_first(to + x * to_column + j, activate<T>(load(from + x * samples_ + j), activation), samples_ - j);
+    }
+
+    // From the gradient of a stage's output to the gradient before its pool and activation.
+    void backward_to(Stage& stage, Map<T> gradient, Map<T> value, const uint8_t* winners, Map<T> target) const {
+        const TrunkStage& s = stage.shape;
+        for (long c = 0; c < s.out.channels; c++)
+            for (long y = 0; y < s.out.height; y++) {
+                if (s.pools) {
+                    unpool_row<T>(gradient.at(c, y), gradient.column, value.at(c, y), value.column,
+                                  winners + c * stage.winners_channel() + y * stage.winners_row(), s.out.width, samples_,
+                                  s.activation, target.at(c, 2 * y), target.at(c, 2 * y + 1), target.column);
+                    continue;
+                }
+                for (long x = 0; x < s.out.width; x++)
+                    for (long j = 0; j < samples_; j += kLanes<T>)
+                        store_first(target.at(c, y, x) + j,
+                                    through_activation<T>(load(gradient.at(c, y, x) + j), load(value.at(c, y, x) + j),
+                                                          s.activation),
+                                    samples_ - j);
+            }
+    }
+
+    long samples_;
+    long lowest_ = 0;  // the first stage with weights: no gradient is needed below it
+    std::vector<Stage> stages_;
+    std::vector<Kept> kept_;
+};
+
+}  // namespace coterie

@@ -1,0 +1,111 @@
+"""The tables of `coterie list` and `coterie data`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from coterie.data import SCENARIOS, Spread, data_root, describe
+from coterie.data.samples import Population
+from coterie.errors import unknown
+from coterie.methods import METHODS
+from coterie.models import MODELS
+
+_KINDS = ("methods", "scenarios", "models")
+
+
+def tables(what: str | None) -> list[Table]:
+    """What `coterie list [what]` shows."""
+    if what in METHODS:
+        return [settings(what)]
+    if what is not None and what not in _KINDS:
+        raise unknown("list", what, [*_KINDS, *METHODS])
+    made = {"methods": methods, "scenarios": scenarios, "models": models}
+    return [made[kind]() for kind in _KINDS if what in (None, kind)]
+
+
+def methods() -> Table:
+    """Every method with its paper."""
+    table = _table("methods", "name", "what it does", "paper")
+    for name, kind in METHODS.items():
+        table.add_row(name, kind.summary, kind.paper)
+    return table
+
+
+def settings(method: str) -> Table:
+    """Every setting of a method."""
+    kind = METHODS[method]
+    table = _table(f"{method}: {kind.summary}", "setting", "default", "meaning")
+    for field in dataclasses.fields(kind):
+        table.add_row(field.name, str(field.default), str(field.metadata.get("help", "")))
+    return table
+
+
+def scenarios(root: Path | None = None) -> Table:
+    """Every scenario, and whether its files are there."""
+    where = data_root(root)
+    table = _table(f"scenarios (data in {where})", "name", "what it is", "clients", "groups", "model", "files")
+    for scenario in SCENARIOS.values():
+        missing = [folder for folder in scenario.folders if not (where / folder).is_dir()]
+        here = f"missing: {', '.join(missing)}" if missing else "there" if scenario.folders else "embedded"
+        table.add_row(
+            scenario.name,
+            scenario.summary,
+            _or_dash(scenario.clients),
+            _or_dash(scenario.groups),
+            scenario.model,
+            here,
+        )
+    return table
+
+
+def models() -> Table:
+    """Every model with its size."""
+    table = _table("models", "name", "what it is", "input", "parameters")
+    for spec in MODELS.values():
+        table.add_row(spec.name, spec.summary, " x ".join(map(str, spec.shape)), f"{spec.parameters:,}")
+    return table
+
+
+def population(clients: Population, name: str) -> list[Table]:
+    """What `coterie data SCENARIO` shows."""
+    summary = describe(clients)
+    groups = "not known" if summary.groups is None else ", ".join(f"{n} in {g}" for g, n in summary.groups.items())
+    rows = {
+        "clients": f"{summary.clients:,}" + (f" and {summary.unseen:,} unseen" if summary.unseen else ""),
+        "true groups": groups,
+        "input": " x ".join(map(str, summary.shape)),
+        "classes": str(summary.classes),
+        "training samples per client": _spread(summary.train),
+        "validation samples per client": _spread(summary.valid) if summary.valid else "none",
+        "test samples per client": _spread(summary.test),
+        "classes per client": _spread(summary.classes_per_client),
+        "share of a client's most frequent class": f"{summary.largest_share:.0%}",
+        "training samples by class": " ".join(map(str, summary.labels)),
+    }
+    if summary.inspected < summary.clients:
+        rows["looked at"] = f"{summary.inspected:,} of {summary.clients:,} clients"
+    table = _table(name, "", "")
+    for key, value in rows.items():
+        table.add_row(key, value)
+    return [table]
+
+
+def _spread(spread: Spread) -> str:
+    if spread.smallest == spread.largest:
+        return str(spread.smallest)
+    return f"{spread.smallest} to {spread.largest}, median {spread.median:g}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=any(columns))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)

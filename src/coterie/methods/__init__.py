@@ -1,0 +1,26 @@
+"""The methods, one file per paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coterie.errors import unknown
+from coterie.methods.base import ServerMethod
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedprox import FedProx
+from coterie.methods.fedsem import FedSEM
+from coterie.methods.ifca import IFCA
+from coterie.methods.local import Local
+from coterie.methods.oracle import Oracle
+from coterie.methods.scaffold import Scaffold
+
+METHODS: dict[str, type[ServerMethod[Any]]] = {
+    kind.name: kind for kind in (Local, FedAvg, FedProx, Scaffold, IFCA, FedSEM, Oracle)
+}
+
+
+def method_named(name: str) -> type[ServerMethod[Any]]:
+    """The class of a method, by its name on the command line."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]

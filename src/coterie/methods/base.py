@@ -1,0 +1,132 @@
+"""What every server method is made of: a frozen configuration, a frozen state, and a handful of functions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, Optimiser, evaluate
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.federation import Federation, Replies, on_client
+from coterie.report.panels import Panel
+from coterie.states import Stack, State
+from coterie.task import Task
+
+S = TypeVar("S")
+Log = dict[str, float | int | list[float] | list[int]]
+
+
+@dataclass(frozen=True)
+class Models:
+    """A message that carries models."""
+
+    models: Stack
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A client's answer to "train this": its model and how many samples it has."""
+
+    model: Stack
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How the model a client would use does on its test part; `cluster` is -1 where the server chose the model."""
+
+    correct: Tensor
+    loss: Tensor
+    count: Tensor
+    cluster: Tensor
+
+
+@dataclass(frozen=True)
+class ServerMethod(ABC, Generic[S]):
+    """A method with a server. Its fields are its settings: the same names in Python, in TOML and on the command line.
+
+    Subclasses are frozen dataclasses. `S`, the state between rounds, is a frozen dataclass too and is the checkpoint.
+    """
+
+    fraction: float = field(default=1.0, metadata={"help": "clients per round: a fraction (<= 1) or a number (> 1)"})
+    epochs: int = field(default=5, metadata={"help": "local epochs per round"})
+    batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
+    lr: float = field(default=0.1, metadata={"help": "learning rate"})
+    momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
+    weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the local optimiser"})
+    lr_decay: float = field(default=1.0, metadata={"help": "the learning rate of round t is lr * lr_decay^t"})
+    optimiser: Literal["sgd", "adam"] = field(default="sgd", metadata={"help": "local optimiser: sgd or adam"})
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    summary: ClassVar[str]
+    state_type: ClassVar[type[Any]]
+
+    def __post_init__(self) -> None:
+        self._require(self.fraction > 0, "fraction", "be above 0")
+        self._require(self.epochs >= 1, "epochs", "be at least 1")
+        self._require(self.batch >= 0, "batch", "be at least 0")
+        self._require(self.lr > 0, "lr", "be above 0")
+        self._require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)")
+        self._require(self.weight_decay >= 0, "weight_decay", "be at least 0")
+        self._require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]")
+
+    def _require(self, fine: bool, key: str, what: str) -> None:
+        if not fine:
+            raise CoterieError(f"{self.name}: {key} must {what}, not {getattr(self, key)}.")
+
+    @property
+    def opt(self) -> Optimiser:
+        """The local training."""
+        return Optimiser(
+            self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, self.lr_decay, self.optimiser
+        )
+
+    def task(self, task: Task) -> Task:
+        """The task this method really trains; a method that changes the network wraps it here."""
+        return task
+
+    @abstractmethod
+    def init(self, fed: Federation) -> S:
+        """The state before the first round."""
+
+    @abstractmethod
+    def step(self, state: S, fed: Federation) -> tuple[S, Log]:
+        """One round."""
+
+    @abstractmethod
+    def model_for(self, state: S, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """The models the server holds, and which of them each client would use now."""
+
+    def admit(self, state: S, fed: Federation, new: Sequence[ClientId]) -> S:
+        """Take in clients that have just joined."""
+        return state
+
+    def clusters(self, state: S, ids: Sequence[ClientId]) -> list[int] | None:
+        """The cluster of each client, or None where the method has no clusters. -1: not known yet."""
+        return None
+
+    @abstractmethod
+    def models(self, state: S) -> Mapping[str, State]:
+        """The models worth saving, by name."""
+
+    def assess(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+        """Have clients judge, on their test part, the model they would use now."""
+        stack, rows = self.model_for(state, ids)
+        return fed.ask(self.judge, ids, each=Models(stack), rows=rows, purpose="evaluation")
+
+    @on_client
+    def judge(self, c: Cohort, sent: Models) -> Assessment:
+        """On the client: the sent model on the own test part."""
+        scores = evaluate(c, sent.models)
+        return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
+
+    def panels(self, state: S, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
+        """Pictures of this method for the report."""
+        return []

@@ -1,0 +1,54 @@
+"""FedAvg: one model for everyone (McMahan et al., 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coterie.cohort import Cohort, local_sgd
+from coterie.data.samples import ClientId
+from coterie.federation import Federation, on_client
+from coterie.methods.base import Log, Models, ServerMethod, Trained
+from coterie.states import Stack, State, mean, spread, stack
+
+
+@dataclass(frozen=True)
+class Global:
+    """One model."""
+
+    model: State
+
+
+@dataclass(frozen=True)
+class FedAvg(ServerMethod[Global]):
+    """theta <- sum_k n_k theta_k / sum_k n_k over the sampled clients."""
+
+    name: ClassVar[str] = "fedavg"
+    paper: ClassVar[str] = "McMahan et al. 2017, Communication-efficient learning of deep networks"
+    summary: ClassVar[str] = "one model for everyone, the mean of the clients' models"
+    state_type: ClassVar[type[Global]] = Global
+
+    def init(self, fed: Federation) -> Global:
+        """The common initial model."""
+        return Global(fed.task.init(fed.seed))
+
+    def step(self, state: Global, fed: Federation) -> tuple[Global, Log]:
+        """Send the model to the sampled clients, average what comes back."""
+        replies = fed.ask(self.train, fed.sample(self.fraction), same=Models(state.model))
+        if replies.value is None:
+            return state, {}
+        return Global(mean(replies.value.model, replies.value.size)), {}
+
+    @on_client
+    def train(self, c: Cohort, sent: Models) -> Trained:
+        """On the client: local training from the sent model."""
+        return Trained(local_sgd(c, spread(sent.models, len(c)), self.opt), c.size)
+
+    def model_for(self, state: Global, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """Everyone uses the one model."""
+        return stack([state.model]), [0] * len(ids)
+
+    def models(self, state: Global) -> Mapping[str, State]:
+        """The one model."""
+        return {"global": state.model}

@@ -1,0 +1,33 @@
+"""FedProx: FedAvg whose clients are held near the model they started from (Li et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from coterie.cohort import Cohort, local_sgd
+from coterie.federation import on_client
+from coterie.methods.base import Models, Trained
+from coterie.methods.fedavg import FedAvg
+from coterie.states import spread
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Local steps follow g + mu (w - w_t); mu = 0 is FedAvg."""
+
+    mu: float = field(default=0.01, metadata={"help": "weight of the proximal term (mu); tune in 0.001 .. 1"})
+
+    name: ClassVar[str] = "fedprox"
+    paper: ClassVar[str] = "Li et al. 2020, Federated optimization in heterogeneous networks"
+    summary: ClassVar[str] = "FedAvg with a proximal term that holds clients near the common model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.mu >= 0, "mu", "be at least 0")
+
+    @on_client
+    def train(self, c: Cohort, sent: Models) -> Trained:
+        """On the client: local training with the proximal term."""
+        start = spread(sent.models, len(c))
+        return Trained(local_sgd(c, start, self.opt, prox=start, mu=self.mu), c.size)

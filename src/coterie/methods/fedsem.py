@@ -1,0 +1,111 @@
+"""FedSEM: k-means on the clients' parameters (Xie et al., Multi-center federated learning)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from coterie.cohort import Cohort, local_sgd
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.federation import Federation, on_client
+from coterie.methods.base import Log, Models, ServerMethod, Trained
+from coterie.methods.clustered import cluster_sizes
+from coterie.rng import key64
+from coterie.states import Stack, State, count, flat, group_means, row, spread
+from coterie.task import Task
+
+
+@dataclass(frozen=True)
+class Centres:
+    """K models, the last known parameters of every client that took part, their cluster, and the k-means centres."""
+
+    models: Stack
+    cluster: dict[str, int]
+    vectors: dict[str, Tensor]
+    centroids: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class FedSEM(ServerMethod[Centres]):
+    """E-step: every client to the nearest centre; M-step: centres are means. Clients that were absent keep their vector."""
+
+    k: int = field(default=4, metadata={"help": "number of centres (K)"})
+    layer: Literal["last", "all"] = field(
+        default="last", metadata={"help": "cluster on the last layer's weights (the authors' code) or on all"}
+    )
+
+    name: ClassVar[str] = "fedsem"
+    paper: ClassVar[str] = "Xie et al. 2021, Multi-center federated learning"
+    summary: ClassVar[str] = "k-means on the clients' parameters, one model per centre"
+    state_type: ClassVar[type[Centres]] = Centres
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.k >= 1, "k", "be at least 1")
+
+    def init(self, fed: Federation) -> Centres:
+        """All centres start from the common model."""
+        if self.k > len(fed.ids):
+            raise CoterieError(
+                f"fedsem: k = {self.k} centres need at least as many clients, but there are {len(fed.ids)}."
+            )
+        return Centres(spread(fed.task.init(fed.seed), self.k), {}, {})
+
+    def step(self, state: Centres, fed: Federation) -> tuple[Centres, Log]:
+        """Train from the own centre's model, cluster the parameters, average per cluster."""
+        ids = fed.sample(self.fraction)
+        _, rows = self.model_for(state, ids)
+        replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
+        if replies.value is None:
+            return state, {}
+        points = self._points(fed.task, replies.value.model)
+        vectors = {**state.vectors, **{client: points[i] for i, client in enumerate(replies.ids)}}
+        cluster, centroids = self._cluster(vectors, state.centroids, fed)
+        groups = torch.tensor([cluster[client] for client in replies.ids])
+        models = group_means(replies.value.model, replies.value.size, groups, state.models)
+        moved = sum(state.cluster.get(client, new) != new for client, new in cluster.items())
+        return Centres(models, cluster, vectors, centroids), {"moved": moved, "sizes": cluster_sizes(groups, self.k)}
+
+    @on_client
+    def train(self, c: Cohort, sent: Models) -> Trained:
+        """On the client: local training from the model of the own centre."""
+        return Trained(local_sgd(c, sent.models, self.opt), c.size)
+
+    def _points(self, task: Task, models: Stack) -> Tensor:
+        if self.layer == "all":
+            return flat(models).double()
+        last = [name for name in task.parameters if task.template[name].dim() > 1][-1]
+        return models[last].reshape(count(models), -1).double()
+
+    def _cluster(
+        self, vectors: dict[str, Tensor], centroids: Tensor | None, fed: Federation
+    ) -> tuple[dict[str, int], Tensor | None]:
+        """Lloyd from the last centroids, so that cluster numbers keep their meaning; ten fresh starts the first time."""
+        if len(vectors) < self.k:
+            return dict.fromkeys(vectors, 0), None
+        names = sorted(vectors)
+        points = torch.stack([vectors[name] for name in names]).numpy()
+        if centroids is None:
+            found = KMeans(self.k, n_init=10, random_state=key64(fed.seed, "k-means") % 2**32).fit(points)
+        else:
+            found = KMeans(self.k, init=centroids.numpy(), n_init=1, max_iter=5).fit(points)
+        labels = dict(zip(names, map(int, found.labels_), strict=True))
+        return labels, torch.from_numpy(found.cluster_centers_.copy())
+
+    def model_for(self, state: Centres, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """Each client uses the model of its centre."""
+        return state.models, [state.cluster.get(client, 0) for client in ids]
+
+    def clusters(self, state: Centres, ids: Sequence[ClientId]) -> list[int] | None:
+        """The k-means labels."""
+        return [state.cluster.get(client, -1) for client in ids]
+
+    def models(self, state: Centres) -> Mapping[str, State]:
+        """One model per centre."""
+        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}

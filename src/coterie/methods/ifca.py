@@ -1,0 +1,116 @@
+"""IFCA: every client picks, among K models, the one that fits its data (Ghosh et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, evaluate, local_sgd, losses
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.federation import Federation, Replies, on_client
+from coterie.methods.base import Assessment, Log, Models
+from coterie.methods.clustered import ClusterMethod, Clusters, cluster_sizes, distinct_starts
+from coterie.states import Stack, count, group_means, take
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The cluster a client picks."""
+
+    cluster: Tensor
+
+
+@dataclass(frozen=True)
+class ChosenAndTrained:
+    """The cluster a client picked, its model after local training, its number of samples."""
+
+    model: Stack
+    cluster: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class IFCA(ClusterMethod):
+    """Broadcast K models; s_i = argmin_j F_i(theta_j); train theta_{s_i}; average per cluster (Algorithm 1)."""
+
+    k: int = field(default=4, metadata={"help": "number of clusters (K)"})
+    score_batch: int = field(default=0, metadata={"help": "choose on that many training samples; 0: on all"})
+    restarts: int = field(default=0, metadata={"help": "draw the initial models anew, up to so often, on collapse"})
+    min_share: float = field(
+        default=0.1, metadata={"help": "a start has collapsed if a model attracts less than this share of clients"}
+    )
+
+    name: ClassVar[str] = "ifca"
+    paper: ClassVar[str] = "Ghosh et al. 2020, An efficient framework for clustered federated learning"
+    summary: ClassVar[str] = "every client picks the best of K models and trains it"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.k >= 1, "k", "be at least 1")
+        self._require(self.score_batch >= 0, "score_batch", "be at least 0")
+        self._require(self.restarts >= 0, "restarts", "be at least 0")
+        self._require(0 <= self.min_share * self.k <= 1, "min_share", f"be at most 1/k = {1 / max(self.k, 1):.3g}")
+
+    def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
+        """Nobody has a cluster before choosing one."""
+        return {}
+
+    def init(self, fed: Federation) -> Clusters:
+        """K different models; with `restarts`, drawn anew until each attracts a share of the clients."""
+        if self.k > len(fed.ids):
+            raise CoterieError(
+                f"ifca: k = {self.k} clusters need at least as many clients, but there are {len(fed.ids)}."
+            )
+        models = distinct_starts(fed, self.k)
+        for attempt in range(1, self.restarts + 1):
+            replies = fed.ask(self.choose, fed.ids, same=Models(models))
+            if replies.value is None:
+                break
+            sizes = cluster_sizes(replies.value.cluster, self.k)
+            if min(sizes) >= self.min_share * len(replies.ids):
+                break
+            models = distinct_starts(fed, self.k, attempt)
+        return Clusters(models, {})
+
+    def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
+        """One round; an empty cluster keeps its model."""
+        replies = fed.ask(self.select_and_train, fed.sample(self.fraction), same=Models(state.models))
+        if replies.value is None:
+            return state, {}
+        chosen = replies.value.cluster
+        models = group_means(replies.value.model, replies.value.size, chosen, state.models)
+        known = {**state.cluster, **dict(zip(replies.ids, chosen.tolist(), strict=True))}
+        moved = sum(state.cluster.get(client, new) != new for client, new in known.items())
+        return Clusters(models, known), {"moved": moved, "sizes": cluster_sizes(chosen, self.k)}
+
+    @on_client
+    def select_and_train(self, c: Cohort, sent: Models) -> ChosenAndTrained:
+        """On the client: pick the model with the least training loss, then train it."""
+        s = self._pick(c, sent.models)
+        return ChosenAndTrained(local_sgd(c, take(sent.models, s), self.opt), s, c.size)
+
+    @on_client
+    def choose(self, c: Cohort, sent: Models) -> Choice:
+        """On the client: only pick."""
+        return Choice(self._pick(c, sent.models))
+
+    def _pick(self, c: Cohort, models: Stack) -> Tensor:
+        if count(models) == 1:
+            return torch.zeros(len(c), dtype=torch.int64)
+        return losses(c, models, batch=self.score_batch).argmin(0)
+
+    def assess(self, state: Clusters, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+        """Clients pick by their training data and judge what they picked on their test part."""
+        return fed.ask(self.pick_and_judge, ids, same=Models(state.models), purpose="evaluation")
+
+    @on_client
+    def pick_and_judge(self, c: Cohort, sent: Models) -> Assessment:
+        """On the client: the model it would use now."""
+        s = self._pick(c, sent.models)
+        scores = evaluate(c, take(sent.models, s))
+        return Assessment(scores.correct, scores.loss, scores.count, s)

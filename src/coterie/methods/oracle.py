@@ -1,0 +1,39 @@
+"""Oracle: FedAvg inside the true groups, the ceiling for every clustered method. Only the simulator can offer it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coterie.data.samples import ClientId
+from coterie.federation import Federation
+from coterie.methods.base import Log
+from coterie.methods.clustered import ClusterMethod, Clusters
+from coterie.states import concat, count, row, spread
+
+
+@dataclass(frozen=True)
+class Oracle(ClusterMethod):
+    """One model per true group; clients follow their group when it changes."""
+
+    name: ClassVar[str] = "oracle"
+    paper: ClassVar[str] = "baseline"
+    summary: ClassVar[str] = "FedAvg inside the true groups (the ceiling; needs a scenario with known groups)"
+
+    def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
+        """The truth."""
+        return dict(zip(ids, fed.truth(ids).tolist(), strict=True))
+
+    def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
+        """Look the groups up again (they may drift), then train."""
+        cluster = self.find_clusters(fed, fed.ids)
+        missing = max(cluster.values()) + 1 - count(state.models)
+        models = state.models
+        if missing > 0:
+            models = concat([models, spread(row(models, 0), missing)])
+        return super().step(Clusters(models, cluster), fed)
+
+    def admit(self, state: Clusters, fed: Federation, new: Sequence[ClientId]) -> Clusters:
+        """Newcomers go where they belong."""
+        return Clusters(state.models, {**state.cluster, **self.find_clusters(fed, new)})

@@ -1,0 +1,91 @@
+"""SCAFFOLD: control variates against client drift (Karimireddy et al., 2020), option II."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from coterie.cohort import Cohort, local_sgd, steps
+from coterie.data.samples import ClientId
+from coterie.federation import Federation, on_client
+from coterie.methods.base import Log, ServerMethod
+from coterie.states import Stack, State, axpy, mean, minus, spread, stack
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """The model x and the server's control variate c (parameters only)."""
+
+    model: State
+    control: State
+
+
+@dataclass(frozen=True)
+class ControlledReply:
+    """A client's model y_i and the change of its control variate, c_i+ - c_i."""
+
+    model: Stack
+    control_change: Stack
+
+
+@dataclass(frozen=True)
+class Scaffold(ServerMethod[Controlled]):
+    """y <- y - lr (g(y) - c_i + c);  c_i+ = c_i - c + (x - y) / (K lr);  x <- x + server_lr mean(y_i - x)."""
+
+    momentum: float = field(default=0.0, metadata={"help": "must be 0: the variates are exact for plain SGD only"})
+    server_lr: float = field(default=1.0, metadata={"help": "the server's step (eta_g)"})
+
+    name: ClassVar[str] = "scaffold"
+    paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"
+    summary: ClassVar[str] = "FedAvg with control variates that cancel the drift of the clients"
+    state_type: ClassVar[type[Controlled]] = Controlled
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.momentum == 0, "momentum", "be 0 (its control variates are exact for plain SGD only)")
+        self._require(self.optimiser == "sgd", "optimiser", "be sgd (its control variates are exact for SGD only)")
+        self._require(self.server_lr > 0, "server_lr", "be above 0")
+
+    def init(self, fed: Federation) -> Controlled:
+        """The common initial model; c = 0."""
+        model = fed.task.init(fed.seed)
+        return Controlled(model, {name: torch.zeros_like(model[name]) for name in fed.task.parameters})
+
+    def step(self, state: Controlled, fed: Federation) -> tuple[Controlled, Log]:
+        """Lines 2-17 of Algorithm 1."""
+        replies = fed.ask(self.train, fed.sample(self.fraction), same=state)
+        if replies.value is None:
+            return state, {}
+        equal = torch.ones(len(replies.ids), dtype=torch.float64)
+        average = mean(replies.value.model, equal)
+        model = axpy(self.server_lr, minus(average, state.model), state.model)
+        # counters and other integer buffers have no difference: they are taken from the average
+        model = {name: model.get(name, tensor) for name, tensor in average.items()}
+        share = len(replies.ids) / len(fed.ids)
+        control = axpy(share, mean(replies.value.control_change, equal), state.control)
+        return Controlled(model, control), {}
+
+    @on_client
+    def train(self, c: Cohort, sent: Controlled) -> ControlledReply:
+        """On the client: corrected local training, then option II for its own variate."""
+        x, control = spread(sent.model, len(c)), spread(sent.control, len(c))
+        own = c.recall("control", {name: torch.zeros_like(tensor) for name, tensor in control.items()})
+        y = local_sgd(c, x, self.opt, correction=minus(control, own))
+        scale = 1.0 / (steps(c, self.opt).clamp_min(1) * self.opt.rate(c.round))
+        change = {
+            name: (x[name] - y[name]) * scale.to(x[name].dtype).view(-1, *[1] * (x[name].dim() - 1)) - control[name]
+            for name in control
+        }
+        c.keep("control", axpy(1.0, change, own))
+        return ControlledReply(y, change)
+
+    def model_for(self, state: Controlled, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """Everyone uses the one model."""
+        return stack([state.model]), [0] * len(ids)
+
+    def models(self, state: Controlled) -> Mapping[str, State]:
+        """The one model."""
+        return {"global": state.model}

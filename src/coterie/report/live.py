@@ -1,0 +1,299 @@
+"""What one sees while a run is at work: a live table in a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .text import UNKNOWN, duration, human_bytes, method_title, number, percent, percent_spread, score
+from .words import run_headline
+
+Row = Mapping[str, Any]
+Cell = str | ProgressBar
+_LEFT = ("method", "seed", "rounds")
+_FILE_WIDTH = 120
+_HISTORY = 12
+_LINES_A_RUN = 10
+_NOTES = 4
+
+
+class _View(ABC):
+    """A part of the terminal that is redrawn, or plain lines where there is no terminal."""
+
+    def __init__(self, console: Console | None) -> None:
+        self._console = console or Console()
+        self._notes: deque[str] = deque(maxlen=_NOTES)
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(self._draw(), console=self._console, refresh_per_second=4, get_renderable=self._draw)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        """Something worth a line: a restarted pool, a method's remark."""
+        self._notes.append(text)
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        """A line for a log; a terminal shows the table instead."""
+        if self._live is None:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self) -> Group:
+        notes = [Text(f"  {note}", style="yellow") for note in self._notes]
+        return Group(self._body(), *notes)
+
+    @abstractmethod
+    def _body(self) -> Group:
+        """What stands above the notes."""
+
+
+class LiveView(_View):
+    """The latest rounds of one run: `with LiveView("IFCA on digits", rounds=20) as view: view.update(row)`.
+
+    A row has the columns of metrics.csv. Without a terminal about ten lines a run are printed, or
+    one every `every` rounds.
+    """
+
+    def __init__(self, title: str, rounds: int, *, console: Console | None = None, every: int | None = None) -> None:
+        super().__init__(console)
+        self._title, self._rounds = title, rounds
+        self._every = every or max(1, rounds // _LINES_A_RUN)
+        self._rows: deque[Row] = deque(maxlen=_HISTORY)
+
+    def update(self, row: Row) -> None:
+        """Show the metrics of a round."""
+        self._rows.append(dict(row))
+        at = _whole(row.get("round"))
+        if at % self._every == 0 or at in (1, self._rounds):
+            self._say(self._line(row))
+
+    def _line(self, row: Row) -> str:
+        parts = [
+            f"round {_whole(row.get('round'))}/{self._rounds}",
+            f"accuracy {percent(_float(row, 'accuracy'))} (worst {percent(_float(row, 'worst_accuracy'))})",
+        ]
+        if _float(row, "n_clusters") is not None:
+            parts.append(f"groups {number(_float(row, 'n_clusters'))}")
+        if _float(row, "ari") is not None:
+            parts.append(f"ARI {score(_float(row, 'ari'))}")
+        down, up = human_bytes(_float(row, "bytes_down")), human_bytes(_float(row, "bytes_up"))
+        parts.append(f"down {down}, up {up}")
+        if _float(row, "failures"):
+            parts.append(f"lost {number(_float(row, 'failures'))}")
+        parts.append(_remaining(row, self._rounds))
+        return f"{self._title}: " + ", ".join(parts)
+
+    def _body(self) -> Group:
+        shown: list[Row] = list(self._rows)
+        columns: dict[str, list[Cell]] = {
+            "round": [str(_whole(row.get("round"))) for row in shown],
+            "accuracy": [percent(_float(row, "accuracy")) for row in shown],
+            "worst client": [percent(_float(row, "worst_accuracy")) for row in shown],
+            "groups": [number(_float(row, "n_clusters")) for row in shown],
+            "ARI": [score(_float(row, "ari")) for row in shown],
+            "down": [human_bytes(_float(row, "bytes_down")) for row in shown],
+            "up": [human_bytes(_float(row, "bytes_up")) for row in shown],
+            "lost": [number(_float(row, "failures")) for row in shown],
+        }
+        if all(_float(row, "ari") is None for row in shown):
+            del columns["ARI"]
+        styles = ["dim"] * (len(shown) - 1) + ["bold"] * bool(shown)
+        spare = ("up", "groups", "worst client", "down")
+        table = _fitted_table(self._console, self._title, columns, styles, spare)
+        last: Row = shown[-1] if shown else {}
+        done = _whole(last.get("round"))
+        foot = Table.grid(padding=(0, 1))
+        foot.add_row(
+            ProgressBar(total=max(self._rounds, 1), completed=done, width=30),
+            Text(f"{done}/{self._rounds} rounds, {_remaining(last, self._rounds)}"),
+        )
+        return Group(table, foot)
+
+
+@dataclass
+class _Job:
+    """One line of the comparison: a method with a seed."""
+
+    method: str
+    seed: int
+    state: str = "waiting"
+    row: dict[str, Any] = field(default_factory=dict)
+
+
+class CompareView(_View):
+    """Several methods and seeds side by side, one line each."""
+
+    def __init__(
+        self, title: str, jobs: Sequence[tuple[str, int]], rounds: int, *, console: Console | None = None
+    ) -> None:
+        super().__init__(console)
+        self._title, self._rounds = title, rounds
+        self._jobs = {(method, seed): _Job(method, seed) for method, seed in jobs}
+        self._every = max(1, rounds // 4)
+
+    def update(self, method: str, seed: int, row: Row) -> None:
+        """Show the metrics of a round of one run."""
+        job = self._jobs.setdefault((method, seed), _Job(method, seed))
+        job.state, job.row = "running", dict(row)
+        at = _whole(row.get("round"))
+        if at % self._every == 0 and at < self._rounds:
+            self._say(f"{_name(job)}: round {at}/{self._rounds}, accuracy {percent(_float(row, 'accuracy'))}")
+
+    def end(self, method: str, seed: int, result: Row) -> None:
+        """One run is finished."""
+        job = self._jobs.setdefault((method, seed), _Job(method, seed))
+        job.state = "done"
+        job.row |= {key: result[key] for key in result if key in _RESULT_COLUMNS} | {"round": self._rounds}
+        self._say(
+            f"{_name(job)}: done, accuracy {percent(_float(job.row, 'accuracy'))} "
+            f"(worst {percent(_float(job.row, 'worst_accuracy'))}) in {duration(_float(job.row, 'seconds'))}"
+        )
+
+    def _body(self) -> Group:
+        shown, hidden = self._window()
+        rows = [job.row for job in shown]
+        total = max(self._rounds, 1)
+        columns: dict[str, list[Cell]] = {
+            "method": [method_title(job.method) for job in shown],
+            "seed": [str(job.seed) for job in shown],
+            "rounds": [ProgressBar(total, _whole(row.get("round")), width=12) for row in rows],
+            "accuracy": [percent(_float(row, "accuracy")) for row in rows],
+            "worst": [percent(_float(row, "worst_accuracy")) for row in rows],
+            "ARI": [score(_float(row, "ari")) for row in rows],
+            "groups": [number(_float(row, "n_clusters")) for row in rows],
+            "sent": [human_bytes(_sent(row)) for row in rows],
+            "time": [duration(_float(row, "seconds")) for row in rows],
+        }
+        styles = [{"waiting": "dim", "running": "bold"}.get(job.state, "") for job in shown]
+        spare = ("groups", "worst", "time", "sent")
+        table = _fitted_table(self._console, self._title, columns, styles, spare)
+        done = sum(job.state == "done" for job in self._jobs.values())
+        more = f", {hidden} more not shown" if hidden else ""
+        return Group(table, Text(f"{done} of {len(self._jobs)} runs done{more}"))
+
+    def _window(self) -> tuple[list[_Job], int]:
+        """As many jobs as the terminal has lines for, around the ones at work."""
+        jobs = list(self._jobs.values())
+        room = max(3, self._console.height - 7 - _NOTES)
+        if len(jobs) <= room:
+            return jobs, 0
+        first_open = next((at for at, job in enumerate(jobs) if job.state != "done"), len(jobs))
+        start = min(max(0, first_open - room // 2), len(jobs) - room)
+        return jobs[start : start + room], len(jobs) - room
+
+
+_RESULT_COLUMNS = frozenset(
+    {"accuracy", "worst_accuracy", "ari", "n_clusters", "bytes_down", "bytes_up", "seconds", "failures"}
+)
+
+
+def print_result(result: Row, *, console: Console | None = None) -> None:
+    """The end of a run: the headline, and what it cost."""
+    out = console or Console()
+    out.print(run_headline(result), style="bold", markup=False, highlight=False, soft_wrap=not out.is_terminal)
+    down, up = human_bytes(_float(result, "bytes_down")), human_bytes(_float(result, "bytes_up"))
+    facts = f"{down} down, {up} up, {duration(_float(result, 'seconds'))}"
+    lost = _float(result, "failures")
+    if lost:
+        facts += f", {number(lost)} replies lost"
+    out.print(facts, markup=False, highlight=False)
+
+
+def print_compare_table(rows: Sequence[Row], *, target: float | None = None, console: Console | None = None) -> None:
+    """The end of a comparison: one line for each method, the best accuracy in bold."""
+    out = console or Console()
+    means = [_float(row, "accuracy_mean") for row in rows]
+    spreads = [_float(row, "accuracy_sd") if _whole(row.get("runs")) > 1 else None for row in rows]
+    columns: dict[str, list[Cell]] = {
+        "method": [method_title(str(row.get("method", UNKNOWN))) for row in rows],
+        "accuracy": [percent_spread(mean, spread) for mean, spread in zip(means, spreads, strict=True)],
+        "worst": [percent(_float(row, "worst_mean")) for row in rows],
+        "ARI": [score(_float(row, "ari_mean")) for row in rows],
+        "groups": [number(_float(row, "n_clusters_mean"), 1) for row in rows],
+        "down": [human_bytes(_float(row, "bytes_down")) for row in rows],
+        "up": [human_bytes(_float(row, "bytes_up")) for row in rows],
+    }
+    if target is not None:
+        prices = [_float(row, "bytes_to_target") for row in rows]
+        columns[f"to {percent(target, 0)}"] = ["never" if it is None else human_bytes(it) for it in prices]
+    columns["time"] = [duration(_float(row, "seconds")) for row in rows]
+    best = max((mean for mean in means if mean is not None), default=None)
+    styles = ["bold" if mean is not None and mean == best else "" for mean in means]
+    if not out.is_terminal:
+        # a file or a pipe has no width to keep to
+        out = Console(file=out.file, width=_FILE_WIDTH, no_color=True)
+    out.print(_fitted_table(out, "", columns, styles, ("time", "up", "groups", "worst")))
+
+
+def _fitted_table(
+    console: Console,
+    title: str,
+    columns: Mapping[str, Sequence[Cell]],
+    styles: Sequence[str],
+    spare: Sequence[str],
+) -> Table:
+    """A table that leaves out its spare columns, first ones first, until it is no wider than the terminal."""
+    left_out = 0
+    while True:
+        kept = {head: cells for head, cells in columns.items() if head not in spare[:left_out]}
+        table = Table(title=escape(title) or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for head in kept:
+            table.add_column(head, justify="left" if head in _LEFT else "right", no_wrap=True)
+        for at, style in enumerate(styles):
+            cells = (column[at] for column in kept.values())
+            table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+        unlimited = console.options.update(max_width=10 * _FILE_WIDTH)
+        if left_out == len(spare) or Measurement.get(console, unlimited, table).maximum <= console.width:
+            return table
+        left_out += 1
+
+
+def _name(job: _Job) -> str:
+    return f"{method_title(job.method)}, seed {job.seed}"
+
+
+def _float(row: Row, key: str) -> float | None:
+    """A number of the row; an empty cell or a missing key is unknown."""
+    value = row.get(key)
+    return None if value is None or value == "" else float(value)
+
+
+def _whole(value: Any) -> int:
+    return 0 if value is None or value == "" else int(value)
+
+
+def _sent(row: Row) -> float | None:
+    down, up = _float(row, "bytes_down"), _float(row, "bytes_up")
+    return None if down is None or up is None else down + up
+
+
+def _remaining(row: Row, rounds: int) -> str:
+    """What the rest takes if it goes on at the mean pace."""
+    done, seconds = _whole(row.get("round")), _float(row, "seconds")
+    if done >= rounds:
+        return f"done in {duration(seconds)}"
+    left = None if not done or seconds is None else seconds / done * (rounds - done)
+    return f"{duration(left)} left"
