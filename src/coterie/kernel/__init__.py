@@ -1,9 +1,16 @@
-"""(placeholder by the lead until the kernel helper writes the real one; overwrite it)."""
-from dataclasses import dataclass
-class Net:
-    parameters: tuple[str, ...] = ()
-@dataclass(frozen=True)
-class Refusal:
-    reason: str
-def why_not(): return "not built yet"
-def plan(module, shape, loss): return Refusal("not built yet")
+"""Local training of small sequential networks in C++; torch is the reference and the fall-back.
+
+`plan` translates a module or says why it does not; `why_not` says why the kernel is not used at all.
+"""
+
+from coterie.kernel.library import installed
+from coterie.kernel.net import Net
+from coterie.kernel.translate import Refusal, plan
+
+__all__ = ["Net", "Refusal", "plan", "why_not"]
+
+
+def why_not() -> str | None:
+    """None where the kernel is compiled and this processor runs it, else the reason."""
+    library = installed()
+    return library if isinstance(library, str) else None

@@ -86,7 +86,9 @@ def build_or_explain(target: Path = _HERE) -> None:
     try:
         build(target)
     except (BuildError, OSError) as error:
-        print(f"coterie: the C++ kernel was not compiled ({error}); training will run on torch, slower.", file=sys.stderr)
+        print(
+            f"coterie: the C++ kernel was not compiled ({error}); training will run on torch, slower.", file=sys.stderr
+        )
 
 
 def main() -> None:

@@ -117,5 +117,3 @@ def installed() -> Library | str:
 def array_of(layers: list[LayerRecord]) -> ctypes.Array[LayerRecord]:
     """Layers as a C array."""
     return (LayerRecord * len(layers))(*layers)
-
-

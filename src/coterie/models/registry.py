@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from coterie.errors import CoterieError, unknown
-from coterie.rng import key64
 
 from . import autoencoders, leaf, lenets, perceptrons, resnet, small_cnns
 from ._parts import Shape
@@ -83,10 +81,11 @@ _SPECS = (
 MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
-def build_model(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 0) -> nn.Module:
-    """A freshly initialised model for inputs of this shape; equal seeds give equal weights.
+def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A freshly initialised model for inputs of this shape.
 
-    The layers draw from torch's global generator, which is set for the build and put back after it.
+    The layers draw from torch's global generator, as any module's do: whoever needs equal weights sets it
+    (`Task.init` does).
     """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
@@ -94,9 +93,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int, *, seed: int = 
         raise CoterieError(f"The input shape {tuple(shape)} is empty; give (channels, height, width) or (features,).")
     if classes < 2:
         raise CoterieError(f"A classifier needs at least 2 classes and {classes} was given; count the labels again.")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key64(seed, "model", name) >> 1)
-        return MODELS[name].build(tuple(shape), classes)
+    return MODELS[name].build(tuple(shape), classes)
 
 
 def count_parameters(model: nn.Module) -> int:

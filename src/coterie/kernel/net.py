@@ -1,0 +1,302 @@
+"""A translated network: training and evaluation in the compiled kernel, every argument checked before it goes there."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.errors import CoterieError
+from coterie.kernel.library import (
+    DataCall,
+    EvaluateCall,
+    LayerRecord,
+    Library,
+    NetworkCall,
+    TrainCall,
+    array_of,
+)
+
+Loss = Literal["cross_entropy", "mse"]
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+_KINDS = {"convolution": 0, "linear": 1, "relu": 2, "tanh": 3, "sigmoid": 4, "pool": 5}
+_LOSSES = {"cross_entropy": 0, "mse": 1}
+_RULES = {"sgd": 0, "adam": 1}
+_BLOCK_BYTES = 1 << 20  # of maps that convolutions work on at a time: about a second-level cache
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer as the kernel knows it; offsets are places in the flat vector of parameters."""
+
+    kind: Literal["convolution", "linear", "relu", "tanh", "sigmoid", "pool"]
+    outputs: int = 0
+    kernel: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    weight: int = -1
+    bias: int = -1
+
+
+@dataclass(frozen=True)
+class Net:
+    """A sequential network the kernel can train. Made by `plan`; calls from several threads do not disturb each other."""
+
+    parameters: tuple[str, ...]
+    """Names in the flat vector's order: that of `module.named_parameters()`."""
+    size: int
+    """Length of the flat vector."""
+    input_shape: tuple[int, ...]
+    outputs: int
+    loss: Loss
+    layers: tuple[Layer, ...]
+    maps: tuple[int, int, int]
+    """The input as the first layer sees it: channels, height, width."""
+    library: Library = field(repr=False)
+    block_bytes: int = field(default=_BLOCK_BYTES, repr=False)
+
+    def train(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor | None,
+        order: Tensor,
+        *,
+        epochs: int,
+        batch: int,
+        lr: float,
+        optimiser: Literal["sgd", "adam"] = "sgd",
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        mu: float = 0.0,
+        anchor: Tensor | None = None,
+        correction: Tensor | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        scale: float = 1.0,
+    ) -> float:
+        """Train the flat `weights` in place, as torch's optimiser would, and return the mean loss over the samples seen.
+
+        `order` holds the sample numbers of all epochs one after the other; a batch never crosses an epoch. `anchor` and
+        `mu` give the prox term, `correction` is added to every gradient. `x` is of the weights' type, or uint8; both are
+        normalised by (x * scale - mean) / std per channel.
+        """
+        dtype = _dtype_of(weights)
+        _check_flat("weights", weights, (self.size,), dtype)
+        for name, extra in (("anchor", anchor), ("correction", correction)):
+            if extra is not None:
+                _check_flat(name, extra, (self.size,), dtype)
+        if mu != 0 and anchor is None:
+            raise CoterieError("The prox term (mu) needs an anchor; pass the weights the client started from.")
+        _check_flat("order", order, tuple(order.shape[:1]) if isinstance(order, Tensor) else (0,), torch.int64)
+        if epochs < 1 or batch < 1:
+            raise CoterieError(f"Training needs at least 1 epoch and a batch of at least 1, not {epochs} and {batch}.")
+        if order.numel() == 0 or order.numel() % epochs:
+            raise CoterieError(f"order holds {order.numel()} sample numbers, which are not {epochs} equal epochs.")
+        if optimiser not in _RULES:
+            raise CoterieError(f"The kernel knows the optimisers sgd and adam, not {optimiser!r}.")
+        _check_hyper(lr, momentum, weight_decay, mu, eps, betas)
+        data, _kept = self._data(x, y, dtype, mean, std, scale)
+        network, _layers = self._network(self.loss)
+        call = TrainCall(
+            network=network,
+            data=data,
+            weights=weights.data_ptr(),
+            anchor=None if anchor is None else anchor.data_ptr(),
+            correction=None if correction is None else correction.data_ptr(),
+            order=order.data_ptr(),
+            epochs=epochs,
+            per_epoch=order.numel() // epochs,
+            batch=batch,
+            block_bytes=self.block_bytes,
+            rule=_RULES[optimiser],
+            **{"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "mu": mu},
+            **{"beta1": betas[0], "beta2": betas[1], "eps": eps},
+        )
+        self._run("train", dtype, call)
+        return float(call.mean_loss)
+
+    def evaluate(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor | None,
+        *,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean loss and accuracy (NaN for squared error) of every model `weights[m]`, each a float64 tensor [M]."""
+        dtype = _dtype_of(weights)
+        models = self._check_models(weights, dtype)
+        losses, accuracies = torch.empty(models, dtype=torch.float64), torch.empty(models, dtype=torch.float64)
+        data, _kept = self._data(x, y, dtype, mean, std, scale)
+        network, _layers = self._network(self.loss)
+        call = EvaluateCall(
+            network=network,
+            data=data,
+            weights=weights.data_ptr(),
+            models=models,
+            parameters=self.size,
+            block_bytes=self.block_bytes,
+            mean_losses=losses.data_ptr(),
+            accuracies=accuracies.data_ptr(),
+        )
+        self._run("evaluate", dtype, call)
+        if self.loss == "mse":
+            accuracies.fill_(math.nan)
+        return losses, accuracies
+
+    def predict(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        *,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        scale: float = 1.0,
+    ) -> Tensor:
+        """Class probabilities (for squared error: the outputs) of every model, [M, n, outputs]."""
+        return self._outputs(weights, x, self.loss, mean, std, scale)
+
+    def logits(self, weights: Tensor, x: Tensor) -> Tensor:
+        """What the module itself returns, for every model: [M, n, outputs], without a softmax."""
+        return self._outputs(weights, x, "mse", (0.0,), (1.0,), 1.0)
+
+    def _outputs(
+        self, weights: Tensor, x: Tensor, loss: Loss, mean: Sequence[float], std: Sequence[float], scale: float
+    ) -> Tensor:
+        dtype = _dtype_of(weights)
+        models = self._check_models(weights, dtype)
+        data, _kept = self._inputs(x, dtype, mean, std, scale)
+        out = torch.empty(models, x.shape[0], self.outputs, dtype=dtype)
+        network, _layers = self._network(loss)
+        call = EvaluateCall(
+            network=network,
+            data=data,
+            weights=weights.data_ptr(),
+            models=models,
+            parameters=self.size,
+            block_bytes=self.block_bytes,
+            outputs=out.data_ptr(),
+        )
+        self._run("evaluate", dtype, call)
+        return out
+
+    def _run(self, name: str, dtype: torch.dtype, call: TrainCall | EvaluateCall) -> None:
+        problem = self.library.call(name, _DTYPES[dtype], call)
+        if problem:
+            raise CoterieError(problem)
+
+    def _network(self, loss: Loss) -> tuple[NetworkCall, ctypes.Array[LayerRecord]]:
+        layers = array_of(
+            [
+                LayerRecord(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias)
+                for layer in self.layers
+            ]
+        )
+        return NetworkCall(layers, len(layers), *self.maps, _LOSSES[loss]), layers
+
+    def _check_models(self, weights: Tensor, dtype: torch.dtype) -> int:
+        models = int(weights.shape[0]) if weights.dim() == 2 else 0
+        _check_flat("weights", weights, (models, self.size), dtype)
+        return models
+
+    def _inputs(
+        self, x: Tensor, dtype: torch.dtype, mean: Sequence[float], std: Sequence[float], scale: float
+    ) -> tuple[DataCall, list[Tensor]]:
+        """The inputs as the kernel takes them, and the tensors that must live until the call is over."""
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] == 0:
+            raise CoterieError("The inputs x must be a tensor with at least one sample.")
+        if x.dtype != torch.uint8:
+            _check_flat("x", x, (x.shape[0], *self.input_shape), dtype)
+            if tuple(mean) != (0.0,) or tuple(std) != (1.0,) or scale != 1.0:
+                table_shape = (1, -1) + (1,) * (x.dim() - 2)
+                centre, spread = _per_channel(self.input_shape[0], tuple(mean), tuple(std), dtype)
+                x = (x * scale - centre.view(table_shape)) / spread.view(table_shape)
+            return DataCall(values=x.data_ptr(), table_channels=1, samples=x.shape[0]), [x]
+        _check_flat("x", x, (x.shape[0], *self.input_shape), torch.uint8)
+        centre, spread = _per_channel(self.input_shape[0], tuple(mean), tuple(std), dtype)
+        if len(centre) > 1 and self.maps[0] != self.input_shape[0]:
+            raise CoterieError("A mean per channel needs a network that keeps the channels; normalise x first.")
+        table = _table(tuple(mean), tuple(std), float(scale), dtype)
+        return DataCall(bytes=x.data_ptr(), table=table.data_ptr(), table_channels=len(table), samples=x.shape[0]), [
+            x,
+            table,
+        ]
+
+    def _data(
+        self, x: Tensor, y: Tensor | None, dtype: torch.dtype, mean: Sequence[float], std: Sequence[float], scale: float
+    ) -> tuple[DataCall, list[Tensor]]:
+        data, kept = self._inputs(x, dtype, mean, std, scale)
+        if self.loss == "cross_entropy":
+            if y is None:
+                raise CoterieError("Cross-entropy needs the labels y.")
+            _check_flat("y", y, (x.shape[0],), torch.int64)
+            data.labels = y.data_ptr()
+        elif y is None:
+            if math.prod(self.input_shape) != self.outputs:
+                raise CoterieError(
+                    "Without targets y the network must have as many outputs as inputs (an autoencoder)."
+                )
+        else:
+            _check_flat("y", y, tuple(y.shape), dtype)
+            if y.numel() != x.shape[0] * self.outputs or y.shape[0] != x.shape[0]:
+                raise CoterieError(f"The targets y must hold {self.outputs} values for each of {x.shape[0]} samples.")
+            data.target_values = y.data_ptr()
+        return data, kept
+
+
+def _dtype_of(weights: Tensor) -> torch.dtype:
+    if not isinstance(weights, Tensor) or weights.dtype not in _DTYPES:
+        raise CoterieError("The weights must be a float32 or float64 tensor.")
+    return weights.dtype
+
+
+def _check_flat(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse a tensor whose memory is not what the kernel will read."""
+    if not isinstance(tensor, Tensor):
+        raise CoterieError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+    if tuple(tensor.shape) != shape or 0 in shape:
+        raise CoterieError(f"{name} has shape {tuple(tensor.shape)}, but the network needs {shape}.")
+    if tensor.dtype != dtype:
+        raise CoterieError(f"{name} is {tensor.dtype}, but {dtype} is needed; convert it first.")
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise CoterieError(f"{name} must be a contiguous tensor on the CPU; call .cpu().contiguous() first.")
+    if tensor.is_conj() or tensor.is_neg():
+        raise CoterieError(f"{name} is a lazy view; call .resolve_neg() first.")
+
+
+def _check_hyper(
+    lr: float, momentum: float, weight_decay: float, mu: float, eps: float, betas: tuple[float, float]
+) -> None:
+    values = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "mu": mu, "eps": eps}
+    for name, value in values.items():
+        if not math.isfinite(value) or value < 0:
+            raise CoterieError(f"{name} must be a finite number of at least 0, not {value}.")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise CoterieError(f"betas must be from 0 to below 1, not {betas}.")
+
+
+def _per_channel(
+    channels: int, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    if {len(mean), len(std)} - {1, channels}:
+        raise CoterieError(f"mean and std must have 1 or {channels} values, not {len(mean)} and {len(std)}.")
+    count = max(len(mean), len(std))
+    return torch.tensor(mean, dtype=dtype).expand(count), torch.tensor(std, dtype=dtype).expand(count)
+
+
+@lru_cache(maxsize=32)
+def _table(mean: tuple[float, ...], std: tuple[float, ...], scale: float, dtype: torch.dtype) -> Tensor:
+    """The normalised value of every byte, [channels, 256]: by torch, so that it is what normalising first gives."""
+    values = torch.arange(256, dtype=torch.uint8).to(dtype) * scale
+    table: Tensor = (values - torch.tensor(mean, dtype=dtype)[:, None]) / torch.tensor(std, dtype=dtype)[:, None]
+    return table.contiguous()
