@@ -15,7 +15,7 @@ from rich.console import Console
 
 from coterie import listing
 from coterie.config import RunConfig, ScenarioConfig, from_tables, merge, read_tables
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, unknown
 from coterie.methods import METHODS, method_named
 from coterie.settings import split_assignments
 
@@ -145,10 +145,7 @@ def compare(
     out: OutOption = None,
 ) -> None:
     """Run several methods (and seeds) side by side: one table, one report."""
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise CoterieError(f"--seeds takes whole numbers joined by commas, such as 0,1,2, not {seeds!r}.") from None
+    numbers = _numbers(seeds)
     configs = []
     for method in methods:
         tables = _tables(
@@ -211,6 +208,28 @@ def demo(out: Annotated[Path, typer.Option("--out", help="folder of the demo")] 
     _compare(configs, [0], out, target=0.9)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="a name of this list; without it, the list")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="other seeds than the table's own, such as 0,1")] = None,
+    out: OutOption = None,
+) -> None:
+    """Make a table or figure of docs/results again; it goes on where an earlier call stopped."""
+    from coterie.reproduce import EXPERIMENTS
+
+    known = EXPERIMENTS.load()
+    if name is None:
+        Console().print(listing.experiments(known.values()))
+        return
+    if name not in known:
+        raise unknown("experiment", name, known)
+    folder = out or Path("runs") / "reproduce" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = known[name].seeds if seeds is None else _numbers(seeds)
+    text = known[name].run(folder, chosen, lambda line: _say(line))
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _compare(configs: list[RunConfig], seeds: list[int], folder: Path, target: float | None) -> None:
     from coterie.compare import compare as compare_all
     from coterie.report.live import CompareView, print_compare_table
@@ -232,6 +251,13 @@ def _watched(config: RunConfig, folder: Path, start: Any) -> None:
         result = start(view)
     print_result(json.loads(result.to_json()))
     Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise CoterieError(f"--seeds takes whole numbers joined by commas, such as 0,1,2, not {seeds!r}.") from None
 
 
 def _fitting(method: str, methods: Sequence[str], assignments: Sequence[str]) -> list[str]:

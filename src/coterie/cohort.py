@@ -177,7 +177,7 @@ def _kernel_sgd(
             continue
         net.train(
             weights[index],
-            client.train.x,
+            fast.inputs(task, client.train),
             fast.target(task, client.train),
             _order(c, index, opt.epochs, purpose),
             epochs=opt.epochs,
@@ -226,7 +226,7 @@ def _torch_sgd(
                 batch = samples.take(picked)
                 inputs = task.inputs(batch.x)
                 optimiser.zero_grad()
-                task.loss_of(module(inputs), task.targets(batch, inputs)).backward()  # type: ignore[no-untyped-call]
+                task.loss_of(module(inputs), task.targets(batch, inputs)).backward()
                 if pulls is not None:
                     for weight, pull in zip(weights, pulls, strict=True):
                         weight.grad.add_(pull)
@@ -267,9 +267,12 @@ def score(task: Task, models: Stack, samples: Samples) -> Scores:
         return Scores(torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64), number)
     if isinstance(task.net, kernel.Net):
         mean, share = task.net.evaluate(
-            fast.vectors(task.net, models), samples.x, fast.target(task, samples), **fast.scaling(task.normalise)
+            fast.vectors(task.net, models),
+            fast.inputs(task, samples),
+            fast.target(task, samples),
+            **fast.scaling(task.normalise),
         )
-        return Scores(mean.double(), (share.double() * total).round(), number)
+        return Scores(mean, (share * total).round().nan_to_num(0.0), number)
     loss, correct = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
     for index in range(rows):
         for output, target in _outputs(task, row(models, index), samples):

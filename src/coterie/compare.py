@@ -15,7 +15,7 @@ from coterie.experiment import execute, resume
 from coterie.folder import read_metrics
 from coterie.report.html import write_compare_report
 from coterie.report.live import CompareView
-from coterie.run import Result
+from coterie.run import View
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,11 @@ def compare(
     """
     if target is not None and not 0 < target <= 1:
         raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
-    results: dict[str, list[tuple[Path, Result | dict[str, Any]]]] = {}
+    results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for config in configs:
         for seed in seeds:
             folder = out / f"{config.method}-seed{seed}"
-            own = replace(config, seed=seed)
-            result = _once(own, folder, _OneOfMany(view, config.method, seed))
+            result = once(config, seed, folder, _OneOfMany(view, config.method, seed))
             view.end(config.method, seed, result)
             results.setdefault(config.method, []).append((folder, result))
     rows = [summary(method, runs, target) for method, runs in results.items()]
@@ -71,7 +70,9 @@ def compare(
     return rows
 
 
-def _once(config: RunConfig, folder: Path, view: _OneOfMany) -> dict[str, Any]:
+def once(config: RunConfig, seed: int, folder: Path, view: View) -> dict[str, Any]:
+    """The result of a run in its folder: read if it is finished, resumed if it is not, else run now."""
+    config = replace(config, seed=seed)
     if (folder / "config.toml").is_file():
         if (folder / "config.toml").read_text() != config.to_toml():
             raise CoterieError(f"{folder} holds a run with other settings; choose another --out.")
@@ -85,7 +86,7 @@ def _once(config: RunConfig, folder: Path, view: _OneOfMany) -> dict[str, Any]:
     return finished
 
 
-def summary(method: str, runs: Sequence[tuple[Path, Any]], target: float | None) -> dict[str, Any]:
+def summary(method: str, runs: Sequence[tuple[Path, dict[str, Any]]], target: float | None) -> dict[str, Any]:
     """One line of the comparison: means over seeds, and what reaching the target accuracy cost."""
     results = [result for _, result in runs]
     accuracy = [result["accuracy"] for result in results]

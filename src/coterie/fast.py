@@ -27,6 +27,12 @@ def models_of(net: Net, matrix: Tensor, like: Stack) -> Stack:
     return {name: named[name].reshape(-1, *tensor.shape[1:]) for name, tensor in like.items()}
 
 
+def inputs(task: Task, samples: Samples) -> Tensor:
+    """What the kernel reads: bytes as they are, other numbers in the task's precision."""
+    x = samples.x if samples.x.dtype == torch.uint8 else samples.x.to(task.dtype)
+    return x.contiguous()
+
+
 def scaling(normalise: Normalise) -> dict[str, Any]:
     """How the kernel normalises while it reads."""
     return {"mean": normalise.mean, "std": normalise.std, "scale": normalise.scale}
@@ -36,4 +42,4 @@ def target(task: Task, samples: Samples) -> Tensor | None:
     """What the kernel compares outputs with; None is the input itself."""
     if task.loss == "reconstruction":
         return None
-    return samples.y.to(task.dtype) if task.loss == "mse" else samples.y
+    return samples.y.to(task.dtype if task.loss == "mse" else torch.int64).contiguous()

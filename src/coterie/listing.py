@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -13,6 +14,9 @@ from coterie.data.samples import Population
 from coterie.errors import unknown
 from coterie.methods import METHODS
 from coterie.models import MODELS
+
+if TYPE_CHECKING:
+    from coterie.reproduce import Experiment
 
 _KINDS = ("methods", "scenarios", "models")
 
@@ -67,6 +71,14 @@ def models() -> Table:
     table = _table("models", "name", "what it is", "input", "parameters")
     for spec in MODELS.values():
         table.add_row(spec.name, spec.summary, " x ".join(map(str, spec.shape)), f"{spec.parameters:,}")
+    return table
+
+
+def experiments(known: Iterable[Experiment]) -> Table:
+    """Every experiment that can be made again."""
+    table = _table("experiments (minutes on two cores)", "name", "what it shows", "seeds", "minutes")
+    for each in known:
+        table.add_row(each.name, each.summary, ",".join(map(str, each.seeds)), f"{each.minutes:g}")
     return table
 
 

@@ -49,11 +49,13 @@ def build(
     given.check()
     if name not in SCENARIOS:
         raise unknown("scenario", name, SCENARIOS)
+    natural = SCENARIOS[name].partition == "natural"
+    if natural:
+        given.check_natural(name)
     scenario = given.over(SCENARIOS[name])
     drifts = () if drift is None else (drift,) if isinstance(drift, Drift) else tuple(drift)
     where = data_root(root)
-    if scenario.partition == "natural":
-        given.check_natural(name)
+    if natural:
         if drifts:
             raise CoterieError(f"The clients of {name} have no groups to drift between; leave the drift out.")
         return build_users(scenario, where, seed, unseen=unseen, validation=validation)
@@ -188,8 +190,7 @@ def _pacs_domains(scenario: Scenario, root: Path) -> list[tuple[str, Samples]]:
     rows = by_owner(found.domain.numpy())
     if len(found.domains) != len(scenario.domains) or len(found.classes) != scenario.classes:
         raise CoterieError(
-            f"The folder of {scenario.name} in {root} has {len(found.domains)} domains and "
-            f"{len(found.classes)} "
+            f"The folder of {scenario.name} in {root} has {len(found.domains)} domains and {len(found.classes)} "
             f"classes instead of {len(scenario.domains)} and {scenario.classes}; put the complete set there."
         )
     return [(name, rows_of(found.samples, rows[number])) for number, name in enumerate(found.domains)]

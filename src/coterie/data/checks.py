@@ -22,14 +22,12 @@ def checked_samples(client: ClientId, x: Any, y: Any) -> Samples:
     inputs, labels = _tensor(client, "inputs", x), _tensor(client, "labels", y)
     if inputs.dim() not in (2, 3, 4):
         raise CoterieError(
-            f"Client {client} has inputs of shape {tuple(inputs.shape)}; give images [n, channels, "
-            f"height, width] "
-            "or rows [n, features]."
+            f"Client {client} has inputs of shape {tuple(inputs.shape)}; give images [n, channels, height, width] or "
+            "rows [n, features]."
         )
     if len(inputs) != (len(labels) if labels.dim() else 0) or labels.dim() != 1:
         raise CoterieError(
-            f"Client {client} has inputs of shape {tuple(inputs.shape)} and labels of shape "
-            f"{tuple(labels.shape)}; "
+            f"Client {client} has inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(labels.shape)}; "
             "give one label for each input."
         )
     if not len(inputs):
@@ -71,8 +69,7 @@ def checked_groups(groups: Mapping[ClientId, int | str] | None, clients: Sequenc
 
 
 def measured(inputs: Sequence[Tensor]) -> Normalise:
-    """How inputs become those of a model: floats as they are; bytes by their mean and deviation per
-    channel."""
+    """How inputs become those of a model: floats as they are; bytes by their mean and deviation per channel."""
     if inputs[0].dtype != torch.uint8:
         return Normalise()
     channels = inputs[0].shape[1] if inputs[0].dim() == 4 else 1
@@ -92,7 +89,9 @@ def measured(inputs: Sequence[Tensor]) -> Normalise:
 
 def _tensor(client: ClientId, what: str, value: Any) -> Tensor:
     try:
-        return value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        return (
+            value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=["C", "W"]))
+        )
     except (TypeError, ValueError) as problem:
         raise CoterieError(
             f"The {what} of client {client} are no array of numbers ({problem}); give a numpy array or a tensor."

@@ -1,5 +1,4 @@
-"""The image sets that scenarios draw from: where they lie under the data root, how to get them, how to read
-them."""
+"""The image sets that scenarios draw from: where they lie under the data root, how to get them, how to read them."""
 
 from __future__ import annotations
 

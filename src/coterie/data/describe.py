@@ -43,8 +43,7 @@ class Summary:
     classes_per_client: Spread
     """How many different labels a client has in training."""
     largest_share: float
-    """The share of a client's most frequent label, on average: 1 / classes is even, 1 is one class a
-    client."""
+    """The share of a client's most frequent label, on average: 1 / classes is even, 1 is one class a client."""
 
 
 @runtime_checkable
@@ -55,8 +54,7 @@ class _Labelled(Protocol):
 
 
 def describe(population: Population, *, inspect: int = _INSPECTED) -> Summary:
-    """Count clients, groups, sizes and labels; of many clients only `inspect` are looked at, evenly
-    spread."""
+    """Count clients, groups, sizes and labels; of many clients only `inspect` are looked at, evenly spread."""
     ids = population.ids
     places = np.unique(np.linspace(0, len(ids) - 1, min(inspect, len(ids))).astype(int))
     parts = [_labels(population, ids[place]) for place in places]

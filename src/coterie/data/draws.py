@@ -60,8 +60,7 @@ class BalancedBlocks:
         if self._width > counts.min():
             label = int(counts.argmin())
             raise CoterieError(
-                f"A class-balanced client with {self.size} samples needs {self._width} of each class "
-                f"and class "
+                f"A class-balanced client with {self.size} samples needs {self._width} of each class and class "
                 f"{label} has {counts[label]}; ask for fewer samples or another partition."
             )
 

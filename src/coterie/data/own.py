@@ -94,8 +94,8 @@ def from_arrays(
         for part in (train, test):
             if part.x.shape[1:] != first.x.shape[1:] or part.x.dtype != first.x.dtype:
                 raise CoterieError(
-                    f"Client {client} has inputs {_kind(part.x)} and others have {_kind(first.x)}; "
-                    "bring all to one shape and type."
+                    f"Client {client} has inputs {_kind(part.x)} and others have {_kind(first.x)}; bring all to one "
+                    "shape and type."
                 )
     strangers = [client for client in unseen if client not in clients]
     if strangers or len(set(unseen)) == len(clients):
@@ -171,9 +171,8 @@ def _from_npz(folder: Path, seed: int, validation: float) -> OwnPopulation:
         names = [n for n in (("x_train", "y_train", "x_test", "y_test"), ("x", "y")) if set(n) <= set(held)]
         if not names:
             raise CoterieError(
-                f"{path} holds {', '.join(sorted(held)) or 'nothing'}; give x and y, or x_train, "
-                f"y_train, x_test "
-                "and y_test."
+                f"{path} holds {', '.join(sorted(held)) or 'nothing'}; give x and y, or x_train, y_train, x_test and "
+                "y_test."
             )
         values = [held[name] for name in names[0]]
         arrays[path.stem] = (values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])
@@ -234,14 +233,19 @@ def _materialise(client: ClientId, dataset: Dataset[Any]) -> tuple[Tensor, Tenso
     if not pairs:
         raise CoterieError(f"Client {client} has no samples; leave it out or give it some.")
     try:
-        inputs = [torch.as_tensor(np.asarray(pair[0])) for pair in pairs]
+        inputs = [_as_tensor(pair[0]) for pair in pairs]
         x, y = torch.stack(inputs), torch.as_tensor(np.asarray([np.asarray(pair[1]) for pair in pairs]))
     except (TypeError, ValueError, RuntimeError, IndexError) as problem:
         raise CoterieError(
-            f"The dataset of client {client} does not give pairs of an input and a label of one shape each; "
-            f"put that right ({problem})."
+            f"The dataset of client {client} does not give pairs of an input and a label of one shape each; put that "
+            f"right ({problem})."
         ) from problem
     return x, y
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """A tensor as it is; a picture or an array copied, for it may be read-only."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.array(value))
 
 
 def _kind(x: Tensor) -> str:

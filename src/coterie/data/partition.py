@@ -18,8 +18,7 @@ _ATTEMPTS = 200
 
 
 def equal(n: int, clients: int, g: np.random.Generator, *, size: int | None = None) -> list[Index]:
-    """Random parts of equal size; without a size all n rows are given out (sizes then differ by one at
-    most)."""
+    """Random parts of equal size; without a size all n rows are given out (sizes then differ by one at most)."""
     _check_clients(n, clients)
     order = g.permutation(n)
     if size is None:
@@ -32,8 +31,7 @@ def equal(n: int, clients: int, g: np.random.Generator, *, size: int | None = No
 
 
 def balanced(labels: Index, clients: int, size: int, g: np.random.Generator) -> list[Index]:
-    """Clients of one size with all classes alike; where classes do not divide the size, counts differ by
-    one."""
+    """Clients of one size with all classes alike; where classes do not divide the size, counts differ by one."""
     _check_clients(len(labels), clients)
     members = by_owner(labels)
     orders = {label: g.permutation(rows) for label, rows in members.items()}
@@ -41,8 +39,7 @@ def balanced(labels: Index, clients: int, size: int, g: np.random.Generator) -> 
     smallest = min(members, key=lambda label: len(members[label]))
     if width * clients > len(members[smallest]):
         raise CoterieError(
-            f"{clients} class-balanced clients with {size} samples each need {width * clients} of class "
-            f"{smallest} "
+            f"{clients} class-balanced clients with {size} samples each need {width * clients} of class {smallest} "
             f"and there are {len(members[smallest])}; ask for less."
         )
     return [
@@ -57,8 +54,7 @@ def balanced(labels: Index, clients: int, size: int, g: np.random.Generator) -> 
 
 
 def balanced_counts(number: int, size: int, classes: int) -> list[int]:
-    """How many samples of each class a client of this number has; the odd ones go round from client to
-    client."""
+    """How many samples of each class a client of this number has; the odd ones go round from client to client."""
     even, odd = divmod(size, classes)
     return [even + ((label - number * odd) % classes < odd) for label in range(classes)]
 
@@ -86,8 +82,8 @@ def dirichlet(labels: Index, clients: int, alpha: float, g: np.random.Generator,
         if held.min() >= smallest:
             return [g.permutation(np.concatenate(part)) for part in parts]
     raise CoterieError(
-        f"No Dirichlet({alpha:g}) partition gave each of {clients} clients {smallest} samples; "
-        "raise alpha or ask for fewer clients."
+        f"No Dirichlet({alpha:g}) partition gave each of {clients} clients {smallest} samples; raise alpha or ask "
+        "for fewer clients."
     )
 
 
@@ -121,8 +117,7 @@ def dirichlet_draw(
 
 
 def shards(labels: Index, clients: int, per_client: int, g: np.random.Generator) -> list[Index]:
-    """Rows sorted by label are cut into clients * per_client shards; each client is dealt per_client of
-    them."""
+    """Rows sorted by label are cut into clients * per_client shards; each client is dealt per_client of them."""
     if per_client < 1:
         raise CoterieError(f"A client gets at least one shard and {per_client} was asked for; ask for more.")
     _check_clients(len(labels), clients, per_client)
@@ -133,8 +128,7 @@ def shards(labels: Index, clients: int, per_client: int, g: np.random.Generator)
 
 
 def quantity(n: int, clients: int, alpha: float, g: np.random.Generator, *, smallest: int = 10) -> list[Index]:
-    """Quantity skew: labels at random, sizes by one draw of Dirichlet(alpha) over the clients; all rows
-    given out."""
+    """Quantity skew: labels at random, sizes by one draw of Dirichlet(alpha) over the clients; all rows given out."""
     _check_alpha(alpha)
     _check_clients(n, clients, smallest)
     shares = g.dirichlet(np.full(clients, alpha))
@@ -162,7 +156,6 @@ def _check_clients(n: int, clients: int, smallest: int = 1) -> None:
         raise CoterieError(f"There must be at least one client and {clients} were asked for.")
     if clients * smallest > n:
         raise CoterieError(
-            f"{clients} clients with at least {smallest} samples each do not fit into {n} samples; "
-            "ask for fewer clients, or for a partition that lets clients share samples (balanced, "
-            "dirichlet-client)."
+            f"{clients} clients with at least {smallest} samples each do not fit into {n} samples; ask for fewer "
+            "clients, or for a partition that lets clients share samples (balanced, dirichlet-client)."
         )

@@ -23,8 +23,7 @@ from .shift import Shift
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One domain: a pool to train on, one to test on, and the rules that give each client its rows of
-    them."""
+    """One domain: a pool to train on, one to test on, and the rules that give each client its rows of them."""
 
     train: Pool
     test: Pool

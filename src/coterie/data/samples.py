@@ -53,7 +53,7 @@ class ClientData:
 
 
 class Population(Protocol):
-    """All clients of a federation. Data of a client are made when asked for, so that only sampled clients cost memory."""
+    """All clients of a federation. A client's data are made when asked for: only sampled clients cost memory."""
 
     @property
     def ids(self) -> Sequence[ClientId]:

@@ -64,8 +64,7 @@ _CIFAR10 = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 1 / 255
 
 
 def _panm(name: str, summary: str, dataset: str, shift: ShiftKind) -> Scenario:
-    """PANM (METHODS 3.1): 100 class-balanced clients, 200 training and 100 test images, four groups (or
-    two)."""
+    """PANM (METHODS 3.1): 100 class-balanced clients, 200 training and 100 test images, four groups (or two)."""
     colour = dataset == "cifar10"
     return Scenario(
         name=name,
@@ -86,8 +85,7 @@ def _panm(name: str, summary: str, dataset: str, shift: ShiftKind) -> Scenario:
 
 
 def _md_icfl(name: str, summary: str, dataset: str, samples: int, alpha: float) -> Scenario:
-    """MD-ICFL (METHODS 2.1, 2.2): 48 clients, labels Dirichlet(alpha * p) after the swap, tests with all
-    labels."""
+    """MD-ICFL (METHODS 2.1, 2.2): 48 clients, labels Dirichlet(alpha * p) after the swap, tests with all labels."""
     colour = dataset == "cifar10"
     return Scenario(
         name=name,
@@ -108,8 +106,7 @@ def _md_icfl(name: str, summary: str, dataset: str, samples: int, alpha: float) 
 
 
 def _embedding(name: str, summary: str, dataset: str, shift: ShiftKind, model: str, image_size: int) -> Scenario:
-    """Embedding clustering (METHODS 1.3): all images on 100 clients, each class cut by Dirichlet(10), four
-    groups."""
+    """Embedding clustering (METHODS 1.3): all images on 100 clients, each class cut by Dirichlet(10), four groups."""
     return Scenario(
         name=name,
         summary=summary,

@@ -83,7 +83,8 @@ def _train_rows(labels: Index, how: Sharing) -> Draw:
 
 def _test_rows(labels: Index, how: Sharing) -> Draw:
     purpose = f"test-{how.domain}"
-    if how.partition == "dirichlet":
+    fits = how.test_samples is None or how.test_samples * how.clients <= len(labels)
+    if how.partition == "dirichlet" and fits:
         return FixedRows.of(_cut_some(labels, how, how.test_samples, purpose))
     size = how.test_samples or _equal_share(len(labels), how.clients)
     if how.partition == "balanced":
@@ -119,7 +120,6 @@ def _equal_share(n: int, clients: int) -> int:
 def _check_fits(how: Sharing, samples: int, n: int) -> None:
     if samples * how.clients > n:
         raise CoterieError(
-            f"{how.clients} clients with {samples} samples each need {samples * how.clients} and there "
-            f"are {n}; "
-            "ask for less, or for a partition that lets clients share samples (balanced, dirichlet-client)."
+            f"{how.clients} clients with {samples} samples each need {samples * how.clients} and there are {n}; ask "
+            "for less, or for a partition that lets clients share samples (balanced, dirichlet-client)."
         )

@@ -1,5 +1,4 @@
-"""How one group's data differ from another's: turned images, renamed labels, another domain, or several of
-them."""
+"""How one group's data differ from another's: turned images, renamed labels, another domain, or several of them."""
 
 from __future__ import annotations
 
@@ -32,9 +31,8 @@ class Shift:
         if self.turns % 4:
             if x.dim() != 4 or (self.turns % 2 and x.shape[2] != x.shape[3]):
                 raise CoterieError(
-                    f"Inputs of shape {tuple(x.shape[1:])} cannot be turned by {self.turns * _QUARTER} "
-                    f"degrees; "
-                    "give square images."
+                    f"Inputs of shape {tuple(x.shape[1:])} cannot be turned by {self.turns * _QUARTER} degrees; give "
+                    "square images."
                 )
             x = torch.rot90(x, self.turns % 4, (2, 3)).contiguous()
         if self.labels:
@@ -68,8 +66,7 @@ def swap(pairs: Sequence[tuple[int, int]], classes: int) -> Shift:
 
 
 def swaps(groups: int, classes: int) -> list[Shift]:
-    """One swapped pair a group: (0, 1), (2, 3), ...; with two groups of ten classes PANM's (0, 1) and (6,
-    7)."""
+    """One swapped pair a group: (0, 1), (2, 3), ...; with two groups of ten classes PANM's (0, 1) and (6, 7)."""
     if not 1 <= groups <= classes // 2:
         raise CoterieError(
             f"{classes} classes have {classes // 2} disjoint pairs and {groups} groups were asked for; ask for fewer."

@@ -68,8 +68,8 @@ class Users:
         """Refuse labels beyond the scenario's classes."""
         if self.pool.labels.max() >= classes:
             raise CoterieError(
-                f"The labels in {folder} go up to {self.pool.labels.max()} and should be below {classes}; "
-                "point at another folder or make it again."
+                f"The labels in {folder} go up to {self.pool.labels.max()} and should be below {classes}; point at "
+                "another folder or make it again."
             )
 
     def population(
@@ -157,9 +157,8 @@ def _choose(
     count = len(users) - extra if clients is None else clients
     if count < 1 or count + extra > len(users):
         raise CoterieError(
-            f"{max(count, 0)} clients and {extra} unseen ones were asked for and there are {len(users)} "
-            f"users; "
-            "ask for fewer."
+            f"{max(count, 0)} clients and {extra} unseen ones were asked for and there are {len(users)} users; ask "
+            "for fewer."
         )
     order = rng(seed, "users").permutation(len(users))
     picks = np.sort(order[:count]), np.sort(order[count : count + extra])

@@ -42,8 +42,13 @@ class DataCall(Structure):
     """Samples and what they should give (abi.hpp)."""
 
     _fields_: ClassVar = [
-        *[("values", c_void_p), ("bytes", c_void_p), ("table", c_void_p), ("table_channels", c_int64)],
-        *[("labels", c_void_p), ("target_values", c_void_p), ("samples", c_int64)],
+        ("values", c_void_p),
+        ("bytes", c_void_p),
+        ("table", c_void_p),
+        ("table_channels", c_int64),
+        ("labels", c_void_p),
+        ("target_values", c_void_p),
+        ("samples", c_int64),
     ]
 
 

@@ -45,7 +45,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Net:
-    """A sequential network the kernel can train. Made by `plan`; calls from several threads do not disturb each other."""
+    """A sequential network the kernel can train, made by `plan`; calls from several threads do not interfere."""
 
     parameters: tuple[str, ...]
     """Names in the flat vector's order: that of `module.named_parameters()`."""
@@ -82,11 +82,11 @@ class Net:
         std: Sequence[float] = (1.0,),
         scale: float = 1.0,
     ) -> float:
-        """Train the flat `weights` in place, as torch's optimiser would, and return the mean loss over the samples seen.
+        """Train the flat `weights` in place, as torch's optimiser would; returns the mean loss over the samples seen.
 
-        `order` holds the sample numbers of all epochs one after the other; a batch never crosses an epoch. `anchor` and
-        `mu` give the prox term, `correction` is added to every gradient. `x` is of the weights' type, or uint8; both are
-        normalised by (x * scale - mean) / std per channel.
+        `order` holds the sample numbers of all epochs one after the other; a batch never crosses an epoch. `anchor`
+        and `mu` give the prox term, `correction` is added to every gradient. `x` is of the weights' type, or uint8;
+        both are normalised by (x * scale - mean) / std per channel.
         """
         dtype = _dtype_of(weights)
         _check_flat("weights", weights, (self.size,), dtype)

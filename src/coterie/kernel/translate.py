@@ -10,6 +10,7 @@ import copy
 import math
 import operator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from coterie.kernel.library import Library, installed
 from coterie.kernel.net import Layer, Loss, Net
 from coterie.rng import torch_rng
 
+_TRACING = Lock()  # torch.fx patches torch while it traces
 _BATCH = object()  # stands for the number of samples in shapes
 _SAMPLES = 3
 _TOLERANCE = 1e-9
@@ -33,7 +35,7 @@ _ACTIVATIONS: dict[Any, str] = {
 _RESHAPES: frozenset[Any] = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS: frozenset[Any] = frozenset(("flatten", torch.flatten))
 _POOLS: frozenset[Any] = frozenset((F.max_pool2d, torch.max_pool2d))
-_NOTHING: frozenset[Any] = frozenset(("contiguous", "float", "double"))
+_NOTHING: frozenset[Any] = frozenset(("contiguous",))
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,13 @@ def plan_with(library: Library, module: nn.Module, input_shape: tuple[int, ...],
     try:
         if loss not in ("cross_entropy", "mse"):
             raise _NotKnown(f"the kernel knows the losses cross_entropy and mse, not {loss!r}")
-        translation = _Translation(module, tuple(int(size) for size in input_shape))
-        net = translation.net(library, loss)
-        _verify(net, module)
+        twin = copy.deepcopy(module)
+        shape = tuple(int(size) for size in input_shape)
+        with _TRACING:
+            net, evaluated = (_Translation(twin.train(mode), shape).net(library, loss) for mode in (True, False))
+        if net.layers != evaluated.layers:
+            raise _NotKnown("it computes something else in evaluation than in training")
+        _verify(net, twin)
     except _NotKnown as refusal:
         return Refusal(str(refusal))
     return net
@@ -78,9 +84,13 @@ class _Translation:
         self.layers: list[Layer] = []
         self.offsets, self.size = _offsets_of(module)
         self.unused = set(self.offsets)
-        self.modules = dict(module.named_modules())
+        # A layer on its own is traced inside a container, so that it stays a layer.
+        alone = type(module) in (nn.Linear, nn.Conv2d)
+        self.prefix = "0." if alone else ""
+        root = nn.Sequential(module) if alone else module
+        self.modules = dict(root.named_modules())
         try:
-            graph = fx.Tracer().trace(module)
+            graph = fx.Tracer().trace(root)
         except Exception as error:  # fx raises whatever the user's forward raises
             raise _NotKnown(
                 f"its forward cannot be traced ({str(error).splitlines()[0] if str(error) else error!r})"
@@ -160,14 +170,9 @@ class _Translation:
         if node.op == "call_module":
             self._module(str(node.target), self.modules[str(node.target)], node)
             return
-        target, args = node.target, [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args[1:]]
-        args = [
-            tuple(self.values.get(a, a) if isinstance(a, fx.Node) else a for a in arg)
-            if isinstance(arg, list | tuple)
-            else arg
-            for arg in args
-        ]
-        options = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+        target = node.target
+        args: list[Any] = [self._known(arg) for arg in node.args[1:]]
+        options: dict[str, Any] = {key: self._known(arg) for key, arg in node.kwargs.items() if key != "inplace"}
         if target in _ACTIVATIONS:
             args = [] if target is F.relu else args
             self._plain(node, args, options)
@@ -180,9 +185,9 @@ class _Translation:
             self._flatten(start, end)
             self._plain(node, args, options)
         elif target in _RESHAPES:
-            wanted = options.pop("shape", None) or args
+            wanted: list[Any] = options.pop("shape", args)
             self._plain(node, [], options)
-            self._reshape(list(wanted[0]) if len(wanted) == 1 and isinstance(wanted[0], list | tuple) else list(wanted))
+            self._reshape(wanted[0] if len(wanted) == 1 and isinstance(wanted[0], list) else wanted)
         elif target in _POOLS:
             names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
             self._pool("max_pool2d", {**dict(zip(names, args, strict=False)), **options})
@@ -193,6 +198,12 @@ class _Translation:
         else:
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise _NotKnown(f"{name} is not known to the kernel")
+
+    def _known(self, argument: Any) -> Any:
+        """An argument with the shapes it refers to filled in."""
+        if isinstance(argument, list | tuple):
+            return [self._known(part) for part in argument]
+        return self.values.get(argument, argument) if isinstance(argument, fx.Node) else argument
 
     def _plain(self, node: fx.Node, args: list[Any], options: dict[str, Any]) -> None:
         if args or options:
@@ -216,7 +227,7 @@ class _Translation:
         elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
             self._convolution(name, label, module)
         elif kind in _ACTIVATION_MODULES:
-            self.layers.append(Layer(_ACTIVATION_MODULES[kind]))  # type: ignore[arg-type, index]
+            self.layers.append(Layer(_ACTIVATION_MODULES[kind]))  # type: ignore[arg-type]
         elif isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d:
             names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
             self._pool(label, {name: getattr(module, name) for name in names})
@@ -230,7 +241,7 @@ class _Translation:
             raise _NotKnown(f"layer {label} is not known to the kernel")
 
     def _use(self, module: str, parameter: str) -> int:
-        name = f"{module}.{parameter}"
+        name = f"{module}.{parameter}".removeprefix(self.prefix)
         owner = self.modules[module]
         if getattr(owner, parameter) is None:
             return -1
@@ -266,7 +277,7 @@ class _Translation:
 
     def _pool(self, label: str, options: dict[str, Any]) -> None:
         def pair(value: Any) -> tuple[Any, Any]:
-            return tuple(value) if isinstance(value, list | tuple) else (value, value)  # type: ignore[return-value]
+            return tuple(value) if isinstance(value, list | tuple) else (value, value)
 
         kernel = pair(options.pop("kernel_size", None))
         stride = options.pop("stride", None)
@@ -325,10 +336,10 @@ def _offsets_of(module: nn.Module) -> tuple[dict[str, int], int]:
     return offsets, size
 
 
-def _verify(net: Net, module: nn.Module) -> None:
-    """Run both on random weights and inputs in float64; what differs is refused."""
+def _verify(net: Net, reference: nn.Module) -> None:
+    """Run both on random weights and inputs in float64; what differs is refused. Overwrites `reference`."""
     generator = torch_rng(0, "kernel-check")
-    reference = copy.deepcopy(module).to("cpu", torch.float64)
+    reference = reference.to("cpu", torch.float64)
     flat = torch.empty(net.size, dtype=torch.float64)
     start = 0
     with torch.no_grad():

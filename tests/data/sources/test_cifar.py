@@ -39,12 +39,14 @@ def test_takes_the_batches_it_finds(tmp_path: Path) -> None:
 def test_the_publishers_own_python_2_pickle(tmp_path: Path) -> None:
     """Python 2 wrote strings where Python 3 has bytes, and the array by numpy.core.multiarray._reconstruct."""
     raw = bytes(3072)
-    body = (
-        b"\x80\x02}q\x00(U\x04dataq\x01cnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03K\x00\x85U\x01b"
-    )
-    body += b"\x87Rq\x04(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x05U\x02u1K\x00K\x01\x87Rq\x06(K\x03U\x01|NNNJ\xff\xff\xff\xff"
-    body += (
-        b"J\xff\xff\xff\xffK\x00tb\x89T" + len(raw).to_bytes(4, "little") + raw + b"tbU\x06labelsq\x07]q\x08K\x07au."
+    body = b"".join(
+        [
+            b"\x80\x02}q\x00(U\x04dataq\x01cnumpy.core.multiarray\n_reconstruct\nq\x02",
+            b"cnumpy\nndarray\nq\x03K\x00\x85U\x01b\x87Rq\x04(K\x01K\x01M\x00\x0c\x86",
+            b"cnumpy\ndtype\nq\x05U\x02u1K\x00K\x01\x87Rq\x06(K\x03U\x01|NNN",
+            b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + len(raw).to_bytes(4, "little") + raw,
+            b"tbU\x06labelsq\x07]q\x08K\x07au.",
+        ]
     )
     inner = tmp_path / "cifar-10-batches-py"
     inner.mkdir()

@@ -1,0 +1,1 @@
+"""The papers as data: settings and published numbers, one TOML file each; `coterie reproduce` reads them."""

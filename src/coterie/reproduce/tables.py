@@ -1,0 +1,93 @@
+"""A table of a paper, made again: rows x seeds of runs, the paper's number beside ours."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.compare import once
+from coterie.config import from_tables
+
+Note = Callable[[str], None]
+_COLUMNS = {
+    "accuracy": ("accuracy %", 100.0, 2),
+    "worst_accuracy": ("worst client %", 100.0, 2),
+    "ari": ("ARI", 1.0, 2),
+    "n_clusters": ("clusters", 1.0, 1),
+    "bytes_down": ("MB down", 1e-6, 1),
+    "bytes_up": ("MB up", 1e-6, 1),
+    "seconds": ("seconds", 1.0, 0),
+}
+
+
+def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Run every row with every seed (finished runs are kept) and set the means beside the paper's numbers.
+
+    A `[[table.row]]` has a `label`, the configuration it adds to the table's `[table.base]`, and maybe `paper`, the
+    published numbers by metric.
+    """
+    columns = list(table.get("columns", ["accuracy", "ari", "seconds"]))
+    lines = []
+    for row in table["row"]:
+        config = from_tables(_merged(table.get("base", {}), row.get("run", {})))
+        results = []
+        for seed in seeds:
+            results.append(once(config, seed, out / _folder(row["label"]) / f"seed{seed}", _Quiet(note)))
+            note(f"{row['label']}, seed {seed}: accuracy {results[-1]['accuracy']:.4f}, ARI {results[-1]['ari']}")
+        cells = [_cell(column, [result[column] for result in results]) for column in columns]
+        paper = row.get("paper", {})
+        lines.append([row["label"], *(str(paper.get(column, "")) for column in columns if _cited(table, column)), *cells])
+    cited = [f"paper: {_COLUMNS[column][0]}" for column in columns if _cited(table, column)]
+    text = markdown(["", *cited, *(_COLUMNS[column][0] for column in columns)], lines)
+    (out / "table.md").write_text(text)
+    return text
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and, over several seeds, the standard deviation."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def _cell(column: str, values: Sequence[float | None]) -> str:
+    _, scale, digits = _COLUMNS[column]
+    known = [value * scale for value in values if value is not None]
+    return spread(known, digits) if known else "–"
+
+
+def _cited(table: Mapping[str, Any], column: str) -> bool:
+    return any(column in row.get("paper", {}) for row in table["row"])
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    merged = json.loads(json.dumps(base))
+    for key, value in own.items():
+        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return merged  # type: ignore[no-any-return]
+
+
+def _folder(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
+
+
+class _Quiet:
+    """A view that passes on notes alone."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Rounds pass in silence."""
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        self._note(text)

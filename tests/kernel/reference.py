@@ -1,0 +1,134 @@
+"""The plain torch loop that the kernel must equal, and networks drawn at random."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from coterie.kernel import Net, plan, why_not
+
+needs_kernel = pytest.mark.skipif(why_not() is not None, reason=f"the kernel is not there: {why_not()}")
+torch.set_num_threads(1)
+
+
+def flat(module: nn.Module) -> Tensor:
+    """The parameters as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def loaded(module: nn.Module, weights: Tensor) -> nn.Module:
+    """A copy of the module with these parameters."""
+    twin = copy.deepcopy(module).to(weights.dtype)
+    nn.utils.vector_to_parameters(weights.clone(), twin.parameters())
+    return twin
+
+
+def planned(module: nn.Module, shape: tuple[int, ...], loss: Any = "cross_entropy") -> Net:
+    """A plan that must succeed."""
+    net = plan(module, shape, loss)
+    assert isinstance(net, Net), net
+    return net
+
+
+def loss_of(out: Tensor, x: Tensor, y: Tensor | None) -> Tensor:
+    """Cross-entropy for labels; squared error for values, or for the inputs themselves."""
+    if y is not None and y.dtype == torch.int64:
+        return F.cross_entropy(out, y)
+    return F.mse_loss(out, x.flatten(1) if y is None else y)
+
+
+def torch_train(
+    module: nn.Module,
+    weights: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    order: Tensor,
+    *,
+    epochs: int,
+    batch: int,
+    lr: float,
+    optimiser: str = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    mu: float = 0.0,
+    anchor: Tensor | None = None,
+    correction: Tensor | None = None,
+) -> tuple[Tensor, float]:
+    """What `Net.train` does, by autograd and torch.optim."""
+    module = loaded(module, weights)
+    parameters = list(module.parameters())
+    opt: torch.optim.Optimizer
+    if optimiser == "adam":
+        opt = torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
+    else:
+        opt = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    total = 0.0
+    for part in order.view(epochs, -1):
+        for index in part.split(batch):
+            opt.zero_grad()
+            target = None if y is None else y[index]
+            loss = loss_of(module(x[index]), x[index], target)
+            loss.backward()
+            at = 0
+            for parameter in parameters:
+                assert parameter.grad is not None
+                here = slice(at, at + parameter.numel())
+                at += parameter.numel()
+                if correction is not None:
+                    parameter.grad += correction[here].view_as(parameter)
+                if anchor is not None and mu:
+                    parameter.grad += mu * (parameter.detach() - anchor[here].view_as(parameter))
+            opt.step()
+            total += float(loss.detach()) * len(index)
+    return flat(module), total / order.numel()
+
+
+_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
+    """A random sequential network that the kernel knows, in float64, and the shape of its inputs."""
+    layers: list[nn.Module] = []
+
+    def activation() -> None:
+        if draw(st.booleans()):
+            layers.append(draw(st.sampled_from(_ACTIVATIONS))())
+
+    shape: tuple[int, ...]
+    if draw(st.booleans()):
+        shape = (draw(st.integers(1, 3)), draw(st.integers(3, 9)), draw(st.integers(3, 9)))
+        channels, height, width = shape
+        for _ in range(draw(st.integers(0, 3))):
+            kind = draw(st.sampled_from(("convolution", "convolution", "pool", "activation")))
+            if kind == "convolution":
+                kernel = (draw(st.integers(1, min(5, height))), draw(st.integers(1, min(5, width))))
+                padding = (draw(st.integers(0, 3)), draw(st.integers(0, 3)))
+                outputs = draw(st.integers(1, 14))
+                layers.append(nn.Conv2d(channels, outputs, kernel, padding=padding, bias=draw(st.booleans())))
+                channels = outputs
+                height, width = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
+                activation()
+            if kind in ("convolution", "pool") and min(height, width) >= 2 and draw(st.booleans()):
+                layers.append(nn.MaxPool2d(2))
+                height, width = height // 2, width // 2
+            activation()
+        layers.append(nn.Flatten())
+        features = channels * height * width
+    else:
+        features = draw(st.integers(1, 40))
+        shape = (features,)
+    for _ in range(draw(st.integers(0, 2))):
+        outputs = draw(st.integers(1, 40))
+        layers.append(nn.Linear(features, outputs, bias=draw(st.booleans())))
+        activation()
+        features = outputs
+    layers.append(nn.Linear(features, draw(st.integers(2, 35)), bias=draw(st.booleans())))
+    activation()
+    return nn.Sequential(*layers).double(), shape
