@@ -239,3 +239,8 @@ def test_unknown_folders(tmp_path: Path) -> None:
         from_path(tmp_path / "nowhere")
     with pytest.raises(CoterieError, match=rf"no client data in {tmp_path}; give a folder of"):
         from_path(tmp_path)
+    one_level = tmp_path / "class"
+    one_level.mkdir()
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(one_level / "1.png")
+    with pytest.raises(CoterieError, match="<domain>/<class>/<image>"):
+        from_path(tmp_path)

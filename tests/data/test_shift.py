@@ -68,7 +68,7 @@ def test_swap() -> None:
 
 
 def test_groups_of_swaps() -> None:
-    """Two groups swap 0/1 and 6/7 (METHODS C15), four groups the first four pairs."""
+    """Two groups swap 0/1 and 6/7 (PANM, no group unswapped), four groups the first four pairs."""
     assert [swap([pair], 10) for pair in ((0, 1), (6, 7))] == swaps(2, 10)
     assert [swap([pair], 10) for pair in ((0, 1), (2, 3), (4, 5), (6, 7))] == swaps(4, 10)
     assert swaps(2, 4) == [swap([(0, 1)], 4), swap([(2, 3)], 4)]

@@ -64,7 +64,7 @@ _CIFAR10 = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 1 / 255
 
 
 def _panm(name: str, summary: str, dataset: str, shift: ShiftKind) -> Scenario:
-    """PANM (METHODS 3.1): 100 class-balanced clients, 200 training and 100 test images, four groups (or two)."""
+    """PANM: 100 class-balanced clients, 200 training and 100 test images, four groups (or two)."""
     colour = dataset == "cifar10"
     return Scenario(
         name=name,
@@ -85,7 +85,7 @@ def _panm(name: str, summary: str, dataset: str, shift: ShiftKind) -> Scenario:
 
 
 def _md_icfl(name: str, summary: str, dataset: str, samples: int, alpha: float) -> Scenario:
-    """MD-ICFL (METHODS 2.1, 2.2): 48 clients, labels Dirichlet(alpha * p) after the swap, tests with all labels."""
+    """MD-ICFL: 48 clients, labels Dirichlet(alpha * p) after the swap, tests with all labels."""
     colour = dataset == "cifar10"
     return Scenario(
         name=name,
@@ -106,7 +106,7 @@ def _md_icfl(name: str, summary: str, dataset: str, samples: int, alpha: float) 
 
 
 def _embedding(name: str, summary: str, dataset: str, shift: ShiftKind, model: str, image_size: int) -> Scenario:
-    """Embedding clustering (METHODS 1.3): all images on 100 clients, each class cut by Dirichlet(10), four groups."""
+    """Embedding clustering: all images on 100 clients, each class cut by Dirichlet(10), four groups."""
     return Scenario(
         name=name,
         summary=summary,
@@ -162,7 +162,7 @@ _SCENARIOS = (
         normalise=Normalise(scale=1 / LEVELS),
         datasets=("digits",),
     ),
-    _embedding("rotated-mnist", "MNIST in 4 rotations, 100 clients (METHODS 1.3)", "mnist", "rotation", "lenet5", 28),
+    _embedding("rotated-mnist", "MNIST in 4 rotations (embedding clustering)", "mnist", "rotation", "lenet5", 28),
     _panm("rotated-fashion", "Fashion-MNIST in 4 rotations (PANM)", "fashion-mnist", "rotation"),
     _panm("rotated-cifar10", "CIFAR-10 in 4 rotations (PANM)", "cifar10", "rotation"),
     _panm("swapped-fashion", "Fashion-MNIST, a pair of labels swapped per group (PANM)", "fashion-mnist", "swap"),
@@ -210,7 +210,7 @@ _SCENARIOS = (
     ),
     Scenario(
         name="pacs",
-        summary="photos, art, cartoons and sketches of 7 classes, one domain a group (METHODS 1.3)",
+        summary="photos, art, cartoons and sketches of 7 classes, one domain a group (embedding clustering)",
         folders=("pacs",),
         model="cifar-cnn",
         shift="domain",

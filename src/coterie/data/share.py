@@ -42,7 +42,7 @@ def share_split(split: Split, how: Sharing) -> Source:
     """Training and test samples apart. A client's test part has the label mix of the test set, not its own.
 
     Only the balanced partition balances it, and the Dirichlet cut is drawn for the test set once more,
-    independently (so METHODS 1.3).
+    independently (as in the embedding-clustering paper).
     """
     train, test = split.train.y.numpy(), split.test.y.numpy()
     return Source(ArrayPool(split.train), ArrayPool(split.test), _train_rows(train, how), _test_rows(test, how))

@@ -1,0 +1,47 @@
+"""Fair timing on a shared machine: candidates take turns, and only ratios within a turn count."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median seconds of each candidate, and the median over turns of how many times faster than the first it was."""
+
+    seconds: dict[str, float]
+    ratio: dict[str, float]
+
+
+def take_turns(candidates: Mapping[str, Callable[[], object]], turns: int = 5) -> Timing:
+    """Run every candidate once per turn, after one turn that does not count (caches, forks, first touches)."""
+    spent: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(turns + 1):
+        for name, work in candidates.items():
+            start = time.perf_counter()
+            work()
+            if turn:
+                spent[name].append(time.perf_counter() - start)
+    first = next(iter(candidates))
+    ratio = {name: statistics.median(a / b for a, b in zip(spent[first], each, strict=True)) for name, each in spent.items()}
+    return Timing({name: statistics.median(each) for name, each in spent.items()}, ratio)
+
+
+def sgemm_gflops(size: int = 1024, seconds: float = 1.0) -> float:
+    """The machine's limit on one thread: float32 products of square matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best = float("inf")
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    torch.set_num_threads(threads)
+    return 2 * size**3 / best / 1e9
