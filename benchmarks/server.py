@@ -18,7 +18,8 @@ from coterie.data import build
 from coterie.methods.fedavg import FedAvg
 from coterie.models import build_model
 from coterie.run import run
-population = build("rotated-digits", seed=0, clients=int(sys.argv[1]), samples=35, partition="dirichlet-client", alpha=10.0)
+clients = int(sys.argv[1])
+population = build("rotated-digits", seed=0, clients=clients, samples=35, partition="dirichlet-client", alpha=10.0)
 method = FedAvg(fraction=50, epochs=1, batch=16)
 times = []
 class Clock:
@@ -63,5 +64,3 @@ def registered() -> list[dict[str, object]]:
         seconds, memory = map(float, made.stdout.split())
         rows.append({"registered": clients, "ms a round (50 sampled)": round(1000 * seconds, 1), "MB": round(memory)})
     return rows
-
-

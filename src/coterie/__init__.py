@@ -1,1 +1,1 @@
-"""Clustered and personalised federated learning: find the groups hidden among clients, give each the model that fits."""
+"""Clustered and personalised federated learning: find the groups among clients, give each the model that fits."""

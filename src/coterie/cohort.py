@@ -173,7 +173,7 @@ def _kernel_sgd(
     anchors = fast.vectors(net, prox) if prox is not None and mu else None
     pulls = fast.vectors(net, correction) if correction is not None else None
     for index, client in enumerate(c.data):
-        if not len(client.train):
+        if not len(client.train) or not opt.epochs:
             continue
         net.train(
             weights[index],
@@ -214,8 +214,8 @@ def _torch_sgd(
     pulls = [correction[name] for name in names] if correction is not None else None
     optimiser = _optimiser(list(weights), opt, opt.rate(c.round))
     size = opt.batch_of(len(samples))
-    # BatchNorm has no statistics of a single sample
-    smallest = 2 if _normalises_batches(module) and len(samples) > 1 else 1
+    # BatchNorm has no statistics of the single sample that can be left over at the end of an epoch
+    smallest = 2 if _normalises_batches(module) and min(size, len(samples)) > 1 else 1
     order = _order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key64(c.seed, "layers", c.round, c.ids[index]) >> 1)

@@ -69,12 +69,7 @@ class RunConfig:
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
-        plain = {
-            name: getattr(self, name)
-            for name in (
-                "method", "rounds", "seed", "model", "dtype", "evaluate_every", "evaluate_clients", "checkpoint_seconds",
-            )
-        }  # fmt: skip
+        plain = {name: getattr(self, name) for name in _PLAIN}
         scenario = {"name": self.scenario.name, **changed_fields(self.scenario)}
         tables = {"faults": changed_fields(self.faults), "engine": changed_fields(self.engine)}
         return to_toml({**plain, "scenario": scenario, "settings": dict(self.settings), **tables})
@@ -94,11 +89,14 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Lay `--set` assignments over a file's tables. `a.b=c` sets key b of table a; a bare key is the method's or the run's.
+    """Lay `--set` assignments over a file's tables: `a.b=c` sets key b of table a, a bare key the run's or method's.
 
     `METHOD.key` is for that method alone, so that one command line can set several methods.
     """
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    for key in ("settings", *_TABLES):
+        if not isinstance(merged.get(key, {}), Mapping):
+            raise CoterieError(f"{key} must be a table ([{key}]), not {merged[key]!r}.")
     plain = {f.name for f in dataclasses.fields(RunConfig)} - {"settings", *_TABLES}
     for key, value in assignments.items():
         table, dot, name = key.partition(".")

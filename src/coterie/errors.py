@@ -13,6 +13,10 @@ class CoterieError(Exception):
     """
 
 
+class Unfinished(CoterieError):
+    """The machine, not the input, stopped a run: what it has saved is whole, and it can be resumed."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest existing ones."""
     names = sorted(known)

@@ -166,7 +166,7 @@ class RunFolder:
             }
         except (OSError, ValueError, TypeError, wire.WireError) as error:
             raise CoterieError(
-                f"The checkpoint in {path.parent} cannot be read ({error}); restore it, or start again with another --out."
+                f"The checkpoint in {path.parent} cannot be read ({error}); restore it, or start with another --out."
             ) from error
         for name, size in (("events.jsonl", progress.events), ("metrics.csv", progress.metrics)):
             if (self.path / name).stat().st_size < size:

@@ -42,7 +42,7 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
         raise CoterieError(f"{key} cannot be set from text; set it in Python.")
     try:
         return readers[kind](value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
         raise CoterieError(f"{key} needs {wanted}, not {value!r}.") from None
 

@@ -65,8 +65,9 @@ def _mix(weights: Tensor, tensor: Tensor) -> Tensor:
 
 
 def mean(models: Stack, weights: Tensor) -> State:
-    """The average of the models, weighted (the weights are normalised here)."""
-    shares = weights.double() / weights.double().sum()
+    """The average of the models, weighted (the weights are normalised here); where all weigh nothing, the plain one."""
+    exact = weights.double() if bool(weights.any()) else torch.ones(len(weights), dtype=torch.float64)
+    shares = exact / exact.sum()
     return row(mix(shares[None], models), 0)
 
 

@@ -124,11 +124,11 @@ class Task:
 
     def _check(self, population: Population) -> None:
         """Find out before the first round that the network does not fit the data."""
-        sample = population.client(population.ids[0]).train.take(torch.arange(1))
+        sample = population.client(population.ids[0]).train.x[:1]
         module = self._build().eval()
         try:
             with torch.no_grad():
-                output = module(self.inputs(sample.x))
+                output = module(self.inputs(sample))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             reason = str(error).splitlines()[0]
             raise CoterieError(

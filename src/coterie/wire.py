@@ -39,6 +39,8 @@ def pack(value: object) -> tuple[Any, dict[str, Tensor]]:
 
     def walk(part: object, path: str) -> Any:
         if isinstance(part, Tensor):
+            while path in tensors:  # a key with a slash in it can look like a path
+                path += "+"
             tensors[path] = part
             return {_TENSOR: path}
         if dataclasses.is_dataclass(part) and not isinstance(part, type):
@@ -158,7 +160,7 @@ def _header(data: bytes) -> dict[str, Any]:
         if length > len(data) - 8:
             raise WireError("A message ends before its header does: it was cut off on the way.")
         header = json.loads(data[8 : 8 + length])
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, RecursionError) as error:
         raise WireError("A message does not begin with a safetensors header: it is corrupt or not ours.") from error
     if not isinstance(header, dict):
         raise WireError("A message does not begin with a safetensors header: it is corrupt or not ours.")

@@ -1,0 +1,1 @@
+"""Clustering as pure functions; scikit-learn and scipy do the work."""

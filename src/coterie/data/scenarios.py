@@ -9,6 +9,7 @@ from typing import Literal
 from .samples import Normalise
 from .sources.digits import LEVELS
 
+Training = Mapping[str, float | int | str]
 ShiftKind = Literal["rotation", "swap", "cycle", "swap-rotation", "domain", "none"]
 
 PARTITIONS: dict[str, str] = {
@@ -49,7 +50,7 @@ class Scenario:
     """What groups are called where each has a domain of its own."""
     repeat: bool = False
     """Whether a client may be given more samples than a small source has, some of them twice."""
-    training: Mapping[str, float | int | str] = field(default_factory=dict)
+    training: Training = field(default_factory=dict)
     """Local training unless the user says otherwise (fields of every method)."""
 
 
@@ -61,6 +62,13 @@ _SYMMETRIC_RGB = Normalise((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
 _FASHION = Normalise((0.2860,), (0.3530,), 1 / 255)
 _CIFAR10 = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 1 / 255)
 """Mean and deviation of the training images, for the papers that do not say how they scale pixels."""
+
+
+_PANM: Training = {"epochs": 3, "batch": 128, "lr": 0.08, "lr_decay": 0.99, "momentum": 0.9}
+_MD_ICFL: Training = {"epochs": 2, "batch": 50, "lr": 0.1, "momentum": 0.0}
+_ADAM: Training = {"optimiser": "adam", "lr": 0.001, "batch": 32}
+_SLOW_SGD: Training = {"epochs": 1, "batch": 10, "lr": 0.01, "momentum": 0.0}
+"""Local training as the papers have it; LEAF's users train with small batches and plain SGD."""
 
 
 def _panm(name: str, summary: str, dataset: str, shift: ShiftKind) -> Scenario:
@@ -81,6 +89,7 @@ def _panm(name: str, summary: str, dataset: str, shift: ShiftKind) -> Scenario:
         image_size=32 if colour else 28,
         normalise=_CIFAR10 if colour else _FASHION,
         datasets=(dataset,),
+        training=_PANM,
     )
 
 
@@ -102,6 +111,7 @@ def _md_icfl(name: str, summary: str, dataset: str, samples: int, alpha: float) 
         image_size=32 if colour else 28,
         normalise=_SYMMETRIC_RGB if colour else _SYMMETRIC,
         datasets=(dataset,),
+        training={**_MD_ICFL, "epochs": 1} if colour else _MD_ICFL,
     )
 
 
@@ -122,6 +132,7 @@ def _embedding(name: str, summary: str, dataset: str, shift: ShiftKind, model: s
         image_size=image_size,
         normalise=_UNIT,
         datasets=(dataset,),
+        training={**_ADAM, "epochs": 1 if dataset == "cifar10" else 5},
     )
 
 
@@ -142,6 +153,7 @@ def _leaf(name: str, summary: str, model: str, image_size: int, classes: int, no
         image_size=image_size,
         classes=classes,
         normalise=normalise,
+        training=_SLOW_SGD,
     )
 
 
@@ -161,6 +173,7 @@ _SCENARIOS = (
         image_size=8,
         normalise=Normalise(scale=1 / LEVELS),
         datasets=("digits",),
+        training={"epochs": 5, "batch": 16, "lr": 0.1, "momentum": 0.9},
     ),
     _embedding("rotated-mnist", "MNIST in 4 rotations (embedding clustering)", "mnist", "rotation", "lenet5", 28),
     _panm("rotated-fashion", "Fashion-MNIST in 4 rotations (PANM)", "fashion-mnist", "rotation"),
@@ -207,6 +220,7 @@ _SCENARIOS = (
         datasets=("mnist", "usps", "svhn", "sign"),
         domains=("mnist", "usps", "svhn", "sign"),
         repeat=True,
+        training={**_MD_ICFL, "epochs": 3},
     ),
     Scenario(
         name="pacs",
@@ -224,6 +238,7 @@ _SCENARIOS = (
         normalise=_UNIT,
         classes=7,
         domains=("art_painting", "cartoon", "photo", "sketch"),
+        training={**_ADAM, "epochs": 1},
     ),
     _leaf("mnist-writers", "MNIST's digits by the hand that wrote them", "lenet5", 28, 10, _UNIT),
     _leaf("femnist", "LEAF's FEMNIST by writer", "leaf-femnist", 28, 62, _UNIT),

@@ -1,0 +1,1 @@
+"""Where clients run: the simulator with its workers and faults."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated federation, from a schedule: dropouts, stragglers, corrupt replies, joins, departures."""
+"""What goes wrong in a simulated federation: dropouts, stragglers, corrupt replies, joins and departures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit of client work: some clients, one client function, one message; the same in a thread, a process or a device."""
+"""The unit of client work: some clients, one client function, one message; the same wherever it runs."""
 
 from __future__ import annotations
 

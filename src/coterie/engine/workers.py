@@ -1,7 +1,7 @@
 """Workers share out the clients of a round, one torch thread each.
 
-The kernel releases the interpreter's lock, so threads suffice for it and nothing is shipped. The autograd loop holds the
-lock, so it gets processes, forked once, which inherit the data; models travel in shared memory, never through pickle.
+The kernel releases the interpreter's lock, so threads suffice for it and nothing is shipped. The autograd loop holds
+the lock, so it gets processes, forked once, which inherit the data; models travel in shared memory, not through pickle.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import torch
-import torch.multiprocessing  # registers how tensors in shared memory are handed over  # noqa: F401
+import torch.multiprocessing  # registers how tensors in shared memory are handed over
 from torch import Tensor
 
 from coterie import wire
 from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Unfinished
 
 _ALIGNMENT = 64
 Note = Callable[[str], None]
@@ -155,7 +155,7 @@ class ProcessWorkers:
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         text = f"worker {dead.process.pid} {how} while it ran {job.action} for {len(job.ids)} clients"
         if self._replaced:
-            raise CoterieError(f"A second {text}; the machine may be out of memory: try --workers 1 and resume.")
+            raise Unfinished(f"A second {text}; the machine may be out of memory: try --workers 1 and resume.")
         self._replaced = True
         self._note(f"{text}; it has been replaced and its work is done again")
         dead.pipe.close()
@@ -180,12 +180,12 @@ def _serve(setting: Setting, pipe: Connection, inherited: list[Connection]) -> N
     torch.set_num_threads(1)
     while True:
         try:
-            action, round, ids, rows, memory, sent = pipe.recv()
+            action, number, ids, rows, memory, sent = pipe.recv()
         except (EOFError, ConnectionError):
             os._exit(0)
         try:
             kept = wire.unpack(tuple[dict[str, Tensor | dict[str, Tensor]], ...], memory.skeleton, memory.tensors())
-            outcome = perform(setting, Job(action, round, ids, rows, kept), sent.letter())
+            outcome = perform(setting, Job(action, number, ids, rows, kept), sent.letter())
             reply = outcome.reply
             answer: object = (
                 _Parcel.of(reply.kind, reply.skeleton, reply.tensors),

@@ -33,7 +33,7 @@ class Centres:
 
 @dataclass(frozen=True)
 class FedSEM(ServerMethod[Centres]):
-    """E-step: every client to the nearest centre; M-step: centres are means. Clients that were absent keep their vector."""
+    """E-step: every client to the nearest centre; M-step: centres are means. Absent clients keep their vector."""
 
     k: int = field(default=4, metadata={"help": "number of centres (K)"})
     layer: Literal["last", "all"] = field(
@@ -86,7 +86,7 @@ class FedSEM(ServerMethod[Centres]):
     def _cluster(
         self, vectors: dict[str, Tensor], centroids: Tensor | None, fed: Federation
     ) -> tuple[dict[str, int], Tensor | None]:
-        """Lloyd from the last centroids, so that cluster numbers keep their meaning; ten fresh starts the first time."""
+        """Lloyd from the last centroids, so that clusters keep their numbers; ten fresh starts the first time."""
         if len(vectors) < self.k:
             return dict.fromkeys(vectors, 0), None
         names = sorted(vectors)

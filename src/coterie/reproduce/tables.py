@@ -39,7 +39,8 @@ def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: N
             note(f"{row['label']}, seed {seed}: accuracy {results[-1]['accuracy']:.4f}, ARI {results[-1]['ari']}")
         cells = [_cell(column, [result[column] for result in results]) for column in columns]
         paper = row.get("paper", {})
-        lines.append([row["label"], *(str(paper.get(column, "")) for column in columns if _cited(table, column)), *cells])
+        published = [str(paper.get(column, "")) for column in columns if _cited(table, column)]
+        lines.append([row["label"], *published, *cells])
     cited = [f"paper: {_COLUMNS[column][0]}" for column in columns if _cited(table, column)]
     text = markdown(["", *cited, *(_COLUMNS[column][0] for column in columns)], lines)
     (out / "table.md").write_text(text)
