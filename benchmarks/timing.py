@@ -28,9 +28,8 @@ def take_turns(candidates: Mapping[str, Callable[[], object]], turns: int = 5) -
             if turn:
                 spent[name].append(time.perf_counter() - start)
     first = next(iter(candidates))
-    ratio = {
-        name: statistics.median(a / b for a, b in zip(spent[first], each, strict=True)) for name, each in spent.items()
-    }
+    turnwise = {name: [a / b for a, b in zip(spent[first], each, strict=True)] for name, each in spent.items()}
+    ratio = {name: statistics.median(each) for name, each in turnwise.items()}
     return Timing({name: statistics.median(each) for name, each in spent.items()}, ratio)
 
 

@@ -42,7 +42,7 @@ CASES = (
     Case("LeNet-5, batch 10", "lenet5", (1, 28, 28), 10, 10, 8, 300),
     Case("LeNet-5, batch 32", "lenet5", (1, 28, 28), 10, 32, 8, 600),
     Case("CIFAR CNN, batch 128", "pens-cnn", (3, 32, 32), 10, 128, 4, 512),
-    Case("FEMNIST CNN, batch 10", "leaf-femnist", (1, 28, 28), 62, 10, 4, 60),
+    Case("FEMNIST CNN, batch 10", "leaf-femnist", (1, 28, 28), 62, 10, 4, 120),
 )
 
 
@@ -64,11 +64,11 @@ class RandomImages:
             made[client] = ClientData(Samples(x, y), Samples(x[:1], y[:1]))
         return made
 
-    def client(self, client: str, round: int = 0) -> ClientData:  # noqa: ARG002
+    def client(self, client: str, round: int = 0) -> ClientData:
         """Random images."""
         return self._data[client]
 
-    def group(self, client: str, round: int = 0) -> int | None:  # noqa: ARG002
+    def group(self, client: str, round: int = 0) -> int | None:
         """No groups."""
         return None
 
@@ -112,7 +112,7 @@ def flops_per_sample(case: Case) -> float:
     model = build_model(case.model, case.shape, case.classes)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(torch.randn(8, *case.shape)), torch.zeros(8, dtype=torch.int64)).backward()
-    return counter.get_total_flops() / 8
+    return float(counter.get_total_flops()) / 8
 
 
 def measure(turns: int = 5) -> list[dict[str, object]]:

@@ -97,7 +97,7 @@ def summary(method: str, runs: Sequence[tuple[Path, dict[str, Any]]], target: fl
         "method": method,
         "runs": len(runs),
         "accuracy_mean": statistics.fmean(accuracy),
-        "accuracy_sd": statistics.stdev(accuracy) if len(accuracy) > 1 else 0.0,
+        "accuracy_sd": statistics.stdev(accuracy) if len(accuracy) > 1 else None,
         "worst_mean": statistics.fmean(result["worst_accuracy"] for result in results),
         "ari_mean": _mean_known([result["ari"] for result in results]),
         "n_clusters_mean": _mean_known([result["n_clusters"] for result in results]),

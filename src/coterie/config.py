@@ -65,6 +65,8 @@ class RunConfig:
         own = kind.__dataclass_fields__
         changed = {f for f in own if own[f].default != ServerMethod.__dataclass_fields__.get(f, own[f]).default}
         fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
+        mine = f"{self.method}."
+        fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
         return from_settings(kind, {**fitting, **self.settings}, self.method)
 
     def to_toml(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,13 +19,15 @@ from urllib.parse import quote
 from coterie import wire
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Unfinished
 from coterie.states import State
 
 METRICS = (
     "round", "accuracy", "worst_accuracy", "loss", "n_clusters", "ari", "bytes_down", "bytes_up", "bytes_evaluation",
     "failures", "seconds",
 )  # fmt: skip
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DRAFT = ".new"
 Row = dict[str, Any]
 
 
@@ -53,16 +57,14 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
         """A folder for a new run; one that holds anything else is left alone."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        begun = f"config.toml{_DRAFT}"  # all that a run killed at its very start has left
+        if path.exists() and (not path.is_dir() or any(file.name != begun for file in path.iterdir())):
             raise CoterieError(
                 f"{path} already holds something; choose another --out, or go on with it: coterie resume {path}."
             )
         folder = cls(path)
-        with folder.writing(path):
-            (path / "checkpoint").mkdir(parents=True)
         folder.write("config.toml", config.encode())
-        folder.append("metrics.csv", _csv_line(METRICS))
-        folder.append("events.jsonl", "")
+        folder.restart()
         return folder
 
     @contextmanager
@@ -71,9 +73,11 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise CoterieError(
-                f"Cannot write {path}: {error.strerror or error}; what was saved before is intact: "
-                f"make room, then coterie resume {self.path}."
+            what = f"Cannot write {path}: {error.strerror or error}"
+            if error.errno not in _FULL:
+                raise Unfinished(f"{what}; choose a folder that can be written to.") from error
+            raise Unfinished(
+                f"{what}; what was saved before is intact: make room, then coterie resume {self.path}."
             ) from error
 
     def write(self, name: str, data: bytes) -> None:
@@ -81,7 +85,7 @@ class RunFolder:
         target = self.path / name
         with self.writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            draft = target.with_name(target.name + ".new")
+            draft = target.with_name(target.name + _DRAFT)
             try:
                 with open(draft, "wb") as file:
                     file.write(data)
@@ -117,12 +121,10 @@ class RunFolder:
         touched: Sequence[ClientId],
     ) -> None:
         """Checkpoint: new files first, then the one file that names them, then the old files go."""
-        name = f"state-{next_round:06d}.safetensors"
-        self.write(f"checkpoint/{name}", wire.encode(state))
+        name = self._put("checkpoint", f"state-{next_round:06d}", wire.encode(state))
         for client in touched:
-            kept = f"{quote(client, safe='')}-{next_round:06d}.safetensors"
-            self.write(f"checkpoint/memory/{kept}", wire.encode(memory[client]))
-            self._memory[client] = kept
+            whose = f"{quote(client, safe='')}-{next_round:06d}"
+            self._memory[client] = self._put("checkpoint/memory", whose, wire.encode(memory[client]))
         progress = Progress(
             method=method,
             next_round=next_round,
@@ -137,6 +139,18 @@ class RunFolder:
         )
         self.write("checkpoint/latest.json", json.dumps(progress.__dict__).encode())
         self._sweep(progress)
+
+    def _put(self, where: str, what: str, data: bytes) -> str:
+        """Write a file of the checkpoint; its name ends in a digest, by which a damaged one is found out."""
+        name = f"{what}-{_digest(data)}.safetensors"
+        self.write(f"{where}/{name}", data)
+        return name
+
+    def _get(self, where: str, name: str, kind: type[Any]) -> Any:
+        data = (self.path / where / name).read_bytes()
+        if not name.endswith(f"-{_digest(data)}.safetensors"):
+            raise wire.WireError(f"{name} is damaged")
+        return wire.decode(data, kind)
 
     def _sweep(self, progress: Progress) -> None:
         keep = {progress.state, "latest.json", *progress.memory.values()}
@@ -153,23 +167,20 @@ class RunFolder:
         """Read the checkpoint, and cut the logs back to where they were when it was written."""
         path = self.path / "checkpoint" / "latest.json"
         try:
-            progress = Progress(**json.loads(path.read_text()))
+            progress = wire.unpack(Progress, json.loads(path.read_text()), {})
             if progress.method != method:
                 raise CoterieError(
                     f"The checkpoint in {self.path} is of {progress.method}, not of {method}; "
                     f"run {method} with another --out."
                 )
-            state = wire.decode((path.parent / progress.state).read_bytes(), kind)
-            memory = {
-                client: wire.decode((path.parent / "memory" / name).read_bytes(), Memory)
-                for client, name in progress.memory.items()
-            }
+            state = self._get("checkpoint", progress.state, kind)
+            memory = {client: self._get("checkpoint/memory", name, Memory) for client, name in progress.memory.items()}
         except (OSError, ValueError, TypeError, wire.WireError) as error:
             raise CoterieError(
                 f"The checkpoint in {path.parent} cannot be read ({error}); restore it, or start with another --out."
             ) from error
         for name, size in (("events.jsonl", progress.events), ("metrics.csv", progress.metrics)):
-            if (self.path / name).stat().st_size < size:
+            if not (self.path / name).is_file() or (self.path / name).stat().st_size < size:
                 raise CoterieError(
                     f"{self.path / name} is shorter than its checkpoint says; start again with another --out."
                 )
@@ -179,11 +190,13 @@ class RunFolder:
         return progress, state, memory
 
     def restart(self) -> None:
-        """Forget logs of a run that died before its first checkpoint."""
-        with self.writing(self.path):
-            os.truncate(self.path / "events.jsonl", 0)
-            os.truncate(self.path / "metrics.csv", len(_csv_line(METRICS)))
-            shutil.rmtree(self.path / "models", ignore_errors=True)
+        """Empty logs: of a new run, or of one that died before its first checkpoint."""
+        self.write("metrics.csv", _csv_line(METRICS).encode())
+        self.write("events.jsonl", b"")
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, so that its place is free for another try."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def models(self, models: Mapping[str, State]) -> None:
         """One file per model."""
@@ -202,6 +215,10 @@ def read_metrics(path: Path) -> list[Row]:
             {name: float(cell) if cell not in ("", None) else None for name, cell in row.items()}
             for row in csv.DictReader(file)
         ]
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
 
 
 def _csv_line(cells: Sequence[Any]) -> str:

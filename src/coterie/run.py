@@ -21,7 +21,8 @@ from coterie.cohort import Memory
 from coterie.data.samples import ClientId, Population
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Unfinished
+from coterie.federation import Ledger
 from coterie.folder import Row, RunFolder
 from coterie.methods.base import Log, ServerMethod
 from coterie.report.html import write_run_report
@@ -46,7 +47,7 @@ class _Nobody:
     def note(self, text: str) -> None: ...
 
 
-class Interrupted(CoterieError):
+class Interrupted(Unfinished):
     """The run was stopped by the user and can be resumed."""
 
 
@@ -205,11 +206,11 @@ class _Experiment:
                     self._conclude(number, judged, log)
                     if self.folder and time.monotonic() - self._saved >= self.checkpoint_seconds:
                         self._save(state, reached)
+            self.fed.round = self.rounds - 1
+            judged = judged or self._judge(state)
+            return self._finish(state, judged, scenario)
         except KeyboardInterrupt:
             raise self._interrupted(state, reached) from None
-        self.fed.round = self.rounds - 1
-        judged = judged or self._judge(state)
-        return self._finish(state, judged, scenario)
 
     def _start(self, scenario: str, resume: bool) -> tuple[Any, int]:
         if resume and self.folder and self.folder.has_checkpoint:
@@ -236,7 +237,14 @@ class _Experiment:
             self.paid = (dict(self.fed.ledger.down), dict(self.fed.ledger.up))
             return state, 0
         except KeyboardInterrupt:
-            raise Interrupted("Stopped before the first round; nothing was learnt yet.") from None
+            how = f": coterie resume {self.folder.path}" if self.folder else "."
+            raise Interrupted(f"Stopped before the first round; nothing was learnt yet{how}") from None
+        except Unfinished:
+            raise
+        except CoterieError:
+            if self.folder and not resume:
+                self.folder.discard()
+            raise
 
     def _judge(self, state: Any) -> _Judgement:
         ids: Sequence[ClientId] = self.fed.ids
@@ -314,7 +322,7 @@ class _Experiment:
         )
 
     def _finish(self, state: Any, judged: _Judgement, scenario: str) -> Result:
-        ledger = self.fed.ledger
+        ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has judged once more
         models = {**self.method.models(state), **_kept_models(self.fed.memory)}
         result = Result(
             method=self.method.name,
@@ -355,16 +363,21 @@ class _Experiment:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the block, so that a round is written down whole."""
+    """Hold Ctrl-C (or a request to end) back until the end of the block, so that a round is written down whole."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    before = {
+        number: signal.signal(number, lambda number, _: pressed.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(signal.getsignal(number))
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if pressed:
         raise KeyboardInterrupt
 
