@@ -1,4 +1,4 @@
-"""`python -m coterie` is the command `coterie`."""
+"""`python -m coterie`, the same as `coterie`."""
 
 from coterie.cli import main
 

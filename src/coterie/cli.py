@@ -147,7 +147,7 @@ def compare(
     """Run several methods (and seeds) side by side: one table, one report."""
     numbers = _numbers(seeds)
     configs = []
-    for method in methods:
+    for method in dict.fromkeys(methods):
         tables = _tables(
             config, method, _fitting(method, methods, assignments or []),
             scenario=scenario, data=data, root=root, model=model, rounds=rounds, clients=clients, samples=samples,
@@ -200,12 +200,15 @@ def data(
 
 
 @app.command()
-def demo(out: Annotated[Path, typer.Option("--out", help="folder of the demo")] = Path("runs/demo")) -> None:
+def demo(
+    out: Annotated[Path | None, typer.Option("--out", help="folder of the demo (default: runs/demo, anew)")] = None,
+) -> None:
     """Every method on 40 clients in 4 hidden groups, in a minute, without any download."""
-    if (out / "compare.json").is_file():
-        shutil.rmtree(out)
+    folder = out or Path("runs") / "demo"
+    if out is None and (folder / "compare.json").is_file():
+        shutil.rmtree(folder)  # never one that the user named
     configs = [from_tables({"method": name, "scenario": {"name": "rotated-digits"}}) for name in METHODS]
-    _compare(configs, [0], out, target=0.9)
+    _compare(configs, [0], folder, target=0.9)
 
 
 @app.command()
@@ -255,7 +258,7 @@ def _watched(config: RunConfig, folder: Path, start: Any) -> None:
 
 def _numbers(seeds: str) -> list[int]:
     try:
-        return [int(seed) for seed in seeds.split(",")]
+        return list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError:
         raise CoterieError(f"--seeds takes whole numbers joined by commas, such as 0,1,2, not {seeds!r}.") from None
 

@@ -12,7 +12,7 @@ from typing import Any
 from coterie.config import RunConfig
 from coterie.errors import CoterieError
 from coterie.experiment import execute, resume
-from coterie.folder import read_metrics
+from coterie.folder import RunFolder, read_metrics
 from coterie.report.html import write_compare_report
 from coterie.report.live import CompareView
 from coterie.run import View
@@ -48,6 +48,8 @@ def compare(
     """
     if target is not None and not 0 < target <= 1:
         raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
+    if (out / "config.toml").exists():
+        raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
     results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for config in configs:
         for seed in seeds:
@@ -65,8 +67,10 @@ def compare(
         "rows": rows,
         "runs": [folder.name for runs in results.values() for folder, _ in runs],
     }
-    (out / "compare.json").write_text(json.dumps(report, indent=1))
-    write_compare_report(out)
+    home = RunFolder(out)
+    home.write("compare.json", json.dumps(report, indent=1).encode())
+    with home.writing(out / "report.html"):
+        write_compare_report(out)
     return rows
 
 

@@ -65,27 +65,37 @@ def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Mod
         raise CoterieError(f"{path} has no function {function!r} that builds a model.")
 
     def build_own() -> nn.Module:
-        module = made()
+        try:
+            module = made()
+        except Exception as error:
+            raise CoterieError(f"{name}() fails: {_said(error)}; it must build the model without arguments.") from error
         if not isinstance(module, nn.Module):
             raise CoterieError(f"{name} must return a torch.nn.Module, not a {type(module).__name__}.")
         return module
 
+    build_own()  # likewise
     return build_own
 
 
 def _module(path: str) -> ModuleType:
+    if path.endswith(".py") and not Path(path).is_file():
+        raise CoterieError(f"There is no file {path} to take a model from.")
     try:
         if not path.endswith(".py"):
             return importlib.import_module(path)
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        if spec is None or spec.loader is None or not Path(path).is_file():
-            raise CoterieError(f"There is no file {path} to take a model from.")
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module
-    except ImportError as error:
-        raise CoterieError(f"The model's module {path} cannot be imported: {error}.") from error
+    except Exception as error:  # the user's code can fail in any way
+        raise CoterieError(f"The model's module {path} cannot be imported: {_said(error)}.") from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
 
 
 def defaults_of(config: RunConfig) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from enum import IntEnum
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Nothing:
 class Failure:
     """Why a client's reply is missing."""
 
-    kind: Literal["dropped", "late", "not finite", "wrong shape", "too large", "lost"]
+    kind: Literal["dropped", "late", "crashed", "frozen", "not finite", "wrong shape", "too large", "lost"]
     reason: str
 
 
@@ -93,12 +94,16 @@ class Federation(Protocol):
         same: P | None = None,
         each: P | None = None,
         rows: Sequence[int] | None = None,
+        common: Sequence[str] = (),
         purpose: Purpose = "train",
+        counted: bool = True,
     ) -> Replies[R]:
         """Have clients run a client function of the method.
 
         `same` goes to everyone as it is. `each` is a message whose tensors have a leading axis: client i gets row
-        `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows.
+        `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows. The parts
+        of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked: nothing
+        passes between a server and its clients, the simulator only makes peers do their own work.
         """
 
     def rng(self, purpose: str, *key: Key) -> np.random.Generator:
@@ -108,24 +113,44 @@ class Federation(Protocol):
         """True groups, for the oracle baseline alone; refused where they are not known."""
 
 
+class Arrival(IntEnum):
+    """What becomes of an answer on its way from one peer to another."""
+
+    LOST = 0
+    FRESH = 1
+    OLD = 2
+
+
+@runtime_checkable
+class PeerNetwork(Federation, Protocol):
+    """A federation whose clients also reach each other: what peer-to-peer methods run on."""
+
+    def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: int) -> Tensor:
+        """Carry answers of `size` bytes between peers and book their bytes.
+
+        `answered` [A, m] says which of an asker's questions somebody answers; the result [A, m] holds `Arrival` codes.
+        A peer that is slow sends what it had before this round's training (OLD).
+        """
+
+
 def check_reply(
-    names: Sequence[ClientId], reply: Rows, template: State, limit: float
+    names: Sequence[ClientId], reply: Rows, template: State, limit: float, like: Rows | None = None
 ) -> tuple[list[int], dict[ClientId, Failure]]:
     """Which rows of a stacked reply are usable, and what is wrong with the others.
 
-    Entries that carry a model (their path ends in a name of the template) must have its shape; every number must be
-    finite; no model may be longer than `limit`.
+    Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
+    every number must be finite; no model may be longer than `limit`.
     """
     bad: dict[ClientId, Failure] = {}
     norms = torch.zeros(len(names), dtype=torch.float64)
     for path, tensor in reply.items():
         wanted = template.get(path.split("/", 1)[-1]) if "/" in path else None
-        if wanted is not None and tensor.shape[1:] != wanted.shape:
-            found = tuple(tensor.shape[1:])
+        usual = tensor.shape if like is None else like[path].shape
+        right = usual if wanted is None else (len(names), *wanted.shape)
+        if tensor.shape != right:
+            found, proper = tuple(tensor.shape[1:]), tuple(right[1:])
             for name in names:
-                bad.setdefault(
-                    name, Failure("wrong shape", f"{path} has shape {found} instead of {tuple(wanted.shape)}")
-                )
+                bad.setdefault(name, Failure("wrong shape", f"{path} has shape {found} instead of {proper}"))
             continue
         if not tensor.is_floating_point():
             continue

@@ -142,14 +142,14 @@ def run(
         raise CoterieError("There are no clients; a federation needs at least one.")
     options = engine or EngineOptions()
     task = dataclasses.replace(Task.of(model, population, loss=loss, dtype=dtype), use_kernel=options.kernel)
+    watcher = view or _Nobody()
+    fed = Simulator(method, method.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
     folder = None
     if out is not None:
         header = config if config is not None else f'method = "{method.name}"\nrounds = {rounds}\nseed = {seed}\n'
         folder = RunFolder(Path(out)) if resume else RunFolder.create(Path(out), header)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    watcher = view or _Nobody()
-    fed = Simulator(method, method.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
     try:
         experiment = _Experiment(
             method, population, fed, folder, watcher, rounds, evaluate_every, evaluate_clients, checkpoint_seconds

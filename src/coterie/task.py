@@ -21,6 +21,7 @@ from coterie.states import State
 
 LossName = Literal["cross_entropy", "mse", "reconstruction"]
 LossFn = Callable[[Tensor, Tensor], Tensor]
+_DRAWING = threading.Lock()  # layers draw from torch's one generator, which all threads share
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +51,16 @@ class Task:
         dtype: torch.dtype = torch.float32,
     ) -> Task:
         """The task of training `model` (a builder, or a ready network) on a population's data."""
+        if not isinstance(model, nn.Module):
+            first = model()
+            model = first if model() is first else model  # `lambda: ready` is a ready network, not a builder
         task = cls(model, tuple(population.shape), population.classes, population.normalise, loss, dtype)
         task._check(population)
         return task
 
     def init(self, seed: int, which: int = 0) -> State:
         """A fresh model. `which` tells apart the several initial models of one run; 0 is the shared one."""
-        with torch.random.fork_rng(devices=[]):
+        with _DRAWING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(key64(seed, "init", which) >> 1)
             module = self._build()
             if which and isinstance(self.model, nn.Module):
@@ -77,7 +81,8 @@ class Task:
     def module(self) -> nn.Module:
         """This thread's scratch network: its contents are overwritten by whoever uses it next."""
         if not hasattr(self._local, "module"):
-            module = self._build()
+            with _DRAWING:
+                module = self._build()
             if any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
                 # 1.25-1.35 times as fast on CPUs, and the same numbers
                 module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
