@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -85,8 +85,8 @@ class LazyPopulation:
         """The data of one client as they are in that round."""
         shift, source, (train, valid, test) = self._rows(client, round)
 
-        def shifted(pool: Pool, rows: Index) -> Samples:
-            return shift(pool.take(rows))
+        def shifted(pool: Pool, rows: Index) -> Callable[[], Samples]:
+            return lambda: shift(pool.take(rows))
 
         return ClientData(
             shifted(source.train, train),

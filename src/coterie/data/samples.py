@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -24,7 +25,7 @@ class Samples:
 
     def take(self, index: Tensor) -> Samples:
         """The samples at the given positions, in that order."""
-        return Samples(self.x[index], self.y[index])
+        return Samples(self.x.index_select(0, index), self.y.index_select(0, index))
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,31 @@ class Normalise:
         return (x.to(dtype) * self.scale - mean) / std
 
 
-@dataclass(frozen=True)
 class ClientData:
-    """One client's own data, all parts under its own shift."""
+    """One client's own data, all parts under its own shift; a part given as a function is made when first looked at."""
 
-    train: Samples
-    test: Samples
-    valid: Samples | None = None
+    def __init__(
+        self,
+        train: Samples | Callable[[], Samples],
+        test: Samples | Callable[[], Samples],
+        valid: Samples | Callable[[], Samples] | None = None,
+    ) -> None:
+        self._train, self._test, self._valid = train, test, valid
+
+    @cached_property
+    def train(self) -> Samples:
+        """What the client trains on."""
+        return self._train if isinstance(self._train, Samples) else self._train()
+
+    @cached_property
+    def test(self) -> Samples:
+        """What its model is judged on."""
+        return self._test if isinstance(self._test, Samples) else self._test()
+
+    @cached_property
+    def valid(self) -> Samples | None:
+        """What it may use to choose between models, where a validation part was asked for."""
+        return self._valid if self._valid is None or isinstance(self._valid, Samples) else self._valid()
 
 
 class Population(Protocol):

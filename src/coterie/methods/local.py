@@ -45,7 +45,7 @@ class Local(ServerMethod[Apart]):
 
     def step(self, state: Apart, fed: Federation) -> tuple[Apart, Log]:
         """The sampled clients go on training."""
-        fed.ask(self.train, fed.sample(self.fraction), same=Nothing())
+        fed.ask(self.train, fed.sample(self.fraction), same=Nothing(), counted=False)
         return state, {}
 
     @on_client
@@ -56,7 +56,7 @@ class Local(ServerMethod[Apart]):
 
     def assess(self, state: Apart, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Clients judge the models they keep."""
-        return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation")
+        return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation", counted=False)
 
     @on_client
     def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:

@@ -61,9 +61,9 @@ def test_scenario_reads_images_when_asked(root: Path) -> None:
     assert domains is not None
     assert (domains.train.tolist(), domains.test.tolist()) == ([0, 5], [10])
     (root / "celeba" / "data" / "raw" / "img_align_celeba" / "3.jpg").unlink()
-    population.client("11")
+    damaged = population.client("12")
     with pytest.raises(CoterieError, match=r"no 3\.jpg"):
-        population.client("12")
+        _ = (damaged.train, damaged.test)
 
 
 @pytest.mark.parametrize(
