@@ -47,6 +47,7 @@ class RunConfig:
     evaluate_every: int = 1
     evaluate_clients: int = 1000
     checkpoint_seconds: float = 10.0
+    track: tuple[str, ...] = ()
     scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
     settings: Mapping[str, Any] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
@@ -67,7 +68,7 @@ class RunConfig:
         fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
         mine = f"{self.method}."
         fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
-        return from_settings(kind, {**fitting, **self.settings}, self.method)
+        return from_settings(kind, {**fitting, **kind.expand(self.settings)}, self.method)
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
@@ -132,11 +133,12 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
         raise CoterieError('No method is given; name one, such as method = "fedavg".')
     config = RunConfig(**values)
     kind = method_named(config.method)
-    settings = dataclasses.asdict(from_settings(kind, config.settings, config.method))
-    return dataclasses.replace(config, settings={key: settings[key] for key in config.settings})
+    settings = dataclasses.asdict(from_settings(kind, kind.expand(config.settings), config.method))
+    return dataclasses.replace(config, settings={key: settings.get(key, own) for key, own in config.settings.items()})
 
 
 _PLAIN: dict[str, Any] = {
     "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
     "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
+    "track": tuple[str, ...],
 }  # fmt: skip

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import json
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +22,7 @@ from coterie.data import SCENARIOS, Drift, build, from_path
 from coterie.data.samples import Population
 from coterie.errors import CoterieError
 from coterie.models import build_model
+from coterie.report.sinks import Sink, open_sink
 from coterie.run import Result, View, run
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -103,8 +107,36 @@ def defaults_of(config: RunConfig) -> dict[str, Any]:
     return dict(SCENARIOS[config.scenario.name].training) if config.scenario.data is None else {}
 
 
+@dataclass(frozen=True)
+class _Tracked:
+    """A view that passes every round on to trackers as well."""
+
+    view: View | None
+    sinks: tuple[Sink, ...]
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        for sink in self.sinks:
+            sink.round(row)
+        if self.view is not None:
+            self.view.update(row)
+
+    def note(self, text: str) -> None:
+        if self.view is not None:
+            self.view.note(text)
+
+
 def execute(config: RunConfig, out: Path | None, *, view: View | None = None, resume: bool = False) -> Result:
-    """Run a configuration."""
+    """Run a configuration, with the trackers it names."""
+    sinks = tuple(open_sink(name, out or Path()) for name in config.track)
+    for sink in sinks:
+        sink.start(tomllib.loads(config.to_toml()))
+    result = _execute(config, out, _Tracked(view, sinks) if sinks else view, resume)
+    for sink in sinks:
+        sink.end(json.loads(result.to_json()))
+    return result
+
+
+def _execute(config: RunConfig, out: Path | None, view: View | None, resume: bool) -> Result:
     if config.scenario.data is None and config.scenario.name not in SCENARIOS:
         build(config.scenario.name, seed=config.seed)  # refuses the name
     population = population_of(config.scenario, config.seed)

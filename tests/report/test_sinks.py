@@ -53,7 +53,7 @@ def test_tensorboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _module(monkeypatch, "torch.utils.tensorboard", SummaryWriter=writer)
     _follow("tensorboard", tmp_path)
     assert calls == [
-        ("open", str(tmp_path / "tensorboard")),
+        ("open", str(tmp_path.parent / "tensorboard" / tmp_path.name)),
         ("add_text", "config", "    method = ifca\n    optimiser.lr = 0.1"),
         ("add_scalar", "accuracy", 0.5, 3),
         ("add_scalar", "n_clusters", 4.0, 3),

@@ -26,11 +26,13 @@ class Sink(Protocol):
 
 
 class TensorBoardSink:
-    """Event files in the run's folder, to be seen with `tensorboard --logdir`."""
+    """Event files beside the run's folder, so that `tensorboard --logdir runs/tensorboard` shows all runs together."""
 
     def __init__(self, folder: Path) -> None:
         _need("tensorboard", "tensorboard")
-        self._writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
+        self._writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter(
+            str(folder.parent / "tensorboard" / folder.name)
+        )
 
     def start(self, config: Values) -> None:
         """Keep the configuration as text."""
