@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from coterie import listing
+from coterie import cli_attack, cli_deploy, listing
 from coterie.config import RunConfig, ScenarioConfig, from_tables, merge, read_tables
 from coterie.errors import CoterieError, unknown
 from coterie.methods import METHODS, method_named
@@ -26,6 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(cli_attack.attack_app, name="attack")
+app.command()(cli_attack.encoder)
+cli_deploy.add_commands(app)
 
 ScenarioOption = Annotated[str | None, typer.Option("--scenario", help="named scenario; see `coterie list scenarios`")]
 DataOption = Annotated[Path | None, typer.Option("--data", help="your own data instead of a scenario: a folder")]
@@ -110,7 +113,7 @@ def run(
     )  # fmt: skip
     settings = from_tables(tables)
     folder = out or Path("runs") / f"{settings.method}-{_subject(settings)}-seed{settings.seed}"
-    _watched(settings, folder, lambda view: execute(settings, folder, view=view))
+    watched(settings, folder, lambda view: execute(settings, folder, view=view))
 
 
 @app.command()
@@ -119,7 +122,7 @@ def resume(folder: Annotated[Path, typer.Argument(help="folder of an interrupted
     from coterie.experiment import config_of
     from coterie.experiment import resume as go_on
 
-    _watched(config_of(folder), folder, lambda view: go_on(folder, view=view))
+    watched(config_of(folder), folder, lambda view: go_on(folder, view=view))
 
 
 @app.command()
@@ -245,7 +248,8 @@ def _compare(configs: list[RunConfig], seeds: list[int], folder: Path, target: f
     Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _watched(config: RunConfig, folder: Path, start: Any) -> None:
+def watched(config: RunConfig, folder: Path, start: Any) -> None:
+    """Run something with the live table, then say where its report is."""
     import json
 
     from coterie.report.live import LiveView, print_result

@@ -7,8 +7,10 @@ one signature, and never changes what is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -77,6 +79,15 @@ class Cohort:
         if part == "valid":
             return [client.valid if client.valid is not None else client.train for client in self.data]
         return [client.train if part == "train" else client.test for client in self.data]
+
+    def beside(self, side: Sequence[Tensor], part: Literal["train", "test"] = "train") -> Cohort:
+        """The same clients with something beside every sample of a part, one tensor a client."""
+
+        def extended(client: ClientData, own: Tensor) -> ClientData:
+            parts: dict[str, Any] = {name: partial(getattr, client, name) for name in ("train", "test", "valid")}
+            return ClientData(**{**parts, part: replace(getattr(client, part), side=own)})
+
+        return replace(self, data=tuple(extended(*pair) for pair in zip(self.data, side, strict=True)))
 
     def rng(self, index: int, purpose: str, *key: Key) -> np.random.Generator:
         """The generator of one client for one purpose in this round."""
@@ -226,7 +237,7 @@ def _torch_sgd(
                 batch = samples.take(picked)
                 inputs = task.inputs(batch.x)
                 optimiser.zero_grad()
-                task.loss_of(module(inputs), task.targets(batch, inputs)).backward()
+                task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs)).backward()
                 if pulls is not None:
                     for weight, pull in zip(weights, pulls, strict=True):
                         weight.grad.add_(pull)
@@ -288,7 +299,7 @@ def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, T
         for picked in torch.arange(len(samples)).split(_EVALUATION_BATCH):
             batch = samples.take(picked)
             inputs = task.inputs(batch.x)
-            results.append((module(inputs), task.targets(batch, inputs)))
+            results.append((task.outputs(module, batch, inputs), task.targets(batch, inputs)))
     return results
 
 

@@ -31,7 +31,7 @@ class ScenarioConfig:
     alpha: float | None = None
     image_size: int | None = None
     validation: float = 0.0
-    unseen: int = 0
+    unseen: float = 0
     drift: Schedule = ()
 
 

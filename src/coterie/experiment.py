@@ -46,7 +46,7 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
         alpha=scenario.alpha,
         image_size=scenario.image_size,
         validation=scenario.validation,
-        unseen=scenario.unseen,
+        unseen=int(scenario.unseen) if scenario.unseen >= 1 else scenario.unseen,
         drift=[Drift(when, share) for when, share in scenario.drift],
     )
 
@@ -59,7 +59,11 @@ def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Mod
     name = config.model or (SCENARIOS[config.scenario.name].model if config.scenario.data is None else "")
     if not name:
         raise CoterieError("Your own data need a model: --model NAME, or --model file.py:function for your own.")
-    shape, classes = tuple(population.shape), population.classes
+    return builder_named(name, tuple(population.shape), population.classes)
+
+
+def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    """The function that builds the model of that name for inputs of that shape."""
     if ":" not in name:
         build_model(name, shape, classes)  # a bad name or shape is said now, not in the first round
         return lambda: build_model(name, shape, classes)
@@ -173,4 +177,6 @@ def resume(folder: Path, *, view: View | None = None) -> Result:
     config = config_of(folder)
     if (folder / "result.json").is_file():
         raise CoterieError(f"The run in {folder} is finished; see {folder / 'report.html'}.")
+    if (folder / "deployment.json").is_file():
+        raise CoterieError(f"The clients of {folder} are on other machines: coterie serve --resume {folder}.")
     return execute(config, folder, view=view, resume=True)

@@ -7,6 +7,7 @@ message there and the replies back, counts the bytes, refuses bad replies by nam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -15,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.cohort import Cohort, Memory
 from coterie.data.samples import ClientId
 from coterie.rng import Key
-from coterie.states import State
+from coterie.states import State, flat, stack
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -26,6 +27,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 Purpose = Literal["train", "evaluation"]
 Rows = Mapping[str, Tensor]
+_LARGEST_GROWTH = 1e3
 
 
 def on_client(function: F) -> F:
@@ -43,7 +45,7 @@ class Nothing:
 class Failure:
     """Why a client's reply is missing."""
 
-    kind: Literal["dropped", "late", "crashed", "frozen", "not finite", "wrong shape", "too large", "lost"]
+    kind: Literal["dropped", "late", "crashed", "frozen", "not finite", "wrong shape", "too large", "lost", "refused"]
     reason: str
 
 
@@ -101,16 +103,68 @@ class Federation(Protocol):
         """Have clients run a client function of the method.
 
         `same` goes to everyone as it is. `each` is a message whose tensors have a leading axis: client i gets row
-        `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows. The parts
-        of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked: nothing
-        passes between a server and its clients, the simulator only makes peers do their own work.
+        `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows. The
+        parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
+        nothing passes between a server and its clients, the simulator only makes peers do their own work.
         """
+
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """Write down that the method could not use a client's reply, and why."""
 
     def rng(self, purpose: str, *key: Key) -> np.random.Generator:
         """Server-side randomness of this round."""
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """True groups, for the oracle baseline alone; refused where they are not known."""
+
+
+class Engine(Federation, Protocol):
+    """A federation that the loop over rounds can drive: the simulator, or a deployment."""
+
+    ledger: Ledger
+    failures: list[tuple[int, ClientId, Failure]]
+    memory: dict[ClientId, Memory]
+
+    @property
+    def path(self) -> str:
+        """Which way clients are computed."""
+
+    @property
+    def registered(self) -> int:
+        """How many clients there are in all."""
+
+    def begin(self, round: int) -> tuple[ClientId, ...]:
+        """A round begins; returned are the clients that have joined since the last one."""
+
+    def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
+        """True groups in this round, for the evaluation alone; None where they are not known."""
+
+    def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
+        """Go on from a checkpoint."""
+
+    def saved(self, next_round: int) -> None:
+        """A checkpoint from which `next_round` would be the first has been written."""
+
+    def take_touched(self) -> list[ClientId]:
+        """Clients whose memory has changed since this was last asked."""
+
+    def commit(self) -> None:
+        """The round is over: what clients kept in it now counts."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+@runtime_checkable
+class KeepsSomeBack(Protocol):
+    """A federation with clients that never take part in training, on which methods are judged too."""
+
+    @property
+    def unseen(self) -> tuple[ClientId, ...]:
+        """Their names."""
+
+    def trial(self) -> AbstractContextManager[None]:
+        """What is asked inside counts as evaluation, and leaves nothing behind in any client's memory."""
 
 
 class Arrival(IntEnum):
@@ -125,12 +179,28 @@ class Arrival(IntEnum):
 class PeerNetwork(Federation, Protocol):
     """A federation whose clients also reach each other: what peer-to-peer methods run on."""
 
-    def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: int) -> Tensor:
-        """Carry answers of `size` bytes between peers and book their bytes.
+    def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
+        """Carry answers between peers and book their bytes.
 
-        `answered` [A, m] says which of an asker's questions somebody answers; the result [A, m] holds `Arrival` codes.
+        `answered` [A, m] says which of an asker's questions somebody answers, `size` [A] how many bytes each answer to
+        it has; the result [A, m] holds `Arrival` codes.
         A peer that is slow sends what it had before this round's training (OLD).
         """
+
+
+def draw_clients(among: Sequence[ClientId], share: float, generator: np.random.Generator) -> tuple[ClientId, ...]:
+    """A fraction (<= 1) or a number (> 1) of the clients; the order they are given in does not matter."""
+    pool = sorted(among)
+    number = max(1, round(share * len(pool))) if share <= 1 else min(int(share), len(pool))
+    if number >= len(pool):
+        return tuple(pool)
+    drawn = generator.choice(len(pool), number, replace=False)
+    return tuple(pool[i] for i in sorted(drawn))
+
+
+def largest_norm(task: Task) -> float:
+    """How long a model in a reply may be: so many times longer than an initial one."""
+    return _LARGEST_GROWTH * (1 + float(flat(stack([task.template])).norm()))
 
 
 def check_reply(

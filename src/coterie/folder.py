@@ -23,8 +23,8 @@ from coterie.errors import CoterieError, Unfinished
 from coterie.states import State
 
 METRICS = (
-    "round", "accuracy", "worst_accuracy", "loss", "n_clusters", "ari", "bytes_down", "bytes_up", "bytes_evaluation",
-    "failures", "seconds",
+    "round", "accuracy", "worst_accuracy", "loss", "n_clusters", "ari", "unseen_accuracy", "bytes_down", "bytes_up",
+    "bytes_evaluation", "failures", "seconds",
 )  # fmt: skip
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DRAFT = ".new"
@@ -52,6 +52,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.go_on = f"coterie resume {path}"
         self._memory: dict[ClientId, str] = {}
 
     @classmethod
@@ -77,7 +78,7 @@ class RunFolder:
             if error.errno not in _FULL:
                 raise Unfinished(f"{what}; choose a folder that can be written to.") from error
             raise Unfinished(
-                f"{what}; what was saved before is intact: make room, then coterie resume {self.path}."
+                f"{what}; what was saved before is intact: make room, then {self.go_on}."
             ) from error
 
     def write(self, name: str, data: bytes) -> None:

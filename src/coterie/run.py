@@ -1,114 +1,25 @@
-"""One experiment from start to end: rounds, evaluation, checkpoints, the result."""
+"""One experiment from start to end in the simulator."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
-from coterie.cohort import Memory
-from coterie.data.samples import ClientId, Population
+from coterie.data.samples import Population
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError, Unfinished
-from coterie.federation import Ledger
-from coterie.folder import Row, RunFolder
-from coterie.methods.base import Log, ServerMethod
-from coterie.report.html import write_run_report
-from coterie.report.panels import save_panels
-from coterie.rng import rng
-from coterie.states import State
+from coterie.errors import CoterieError
+from coterie.folder import RunFolder
+from coterie.methods.base import ServerMethod
+from coterie.rounds import Interrupted, Nobody, Result, View, run_with
 from coterie.task import LossFn, LossName, Task
 
-
-class View(Protocol):
-    """Someone who watches a run."""
-
-    def update(self, row: Mapping[str, Any]) -> None:
-        """A round has ended."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line has happened."""
-
-
-class _Nobody:
-    def update(self, row: Mapping[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Interrupted(Unfinished):
-    """The run was stopped by the user and can be resumed."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended. `accuracy` is the mean over clients of their own test accuracy with the model they would use."""
-
-    method: str
-    scenario: str
-    seed: int
-    rounds: int
-    clients: int
-    accuracy: float
-    worst_accuracy: float
-    clusters: list[int] | None
-    n_clusters: int | None
-    ari: float | None
-    bytes_down: int
-    bytes_up: int
-    bytes_evaluation: int
-    seconds: float
-    failures: int
-    client_ids: list[str]
-    truth: list[int] | None
-    per_client_accuracy: list[float | None]
-    engine: str
-    models: Mapping[str, State] = dataclasses.field(default_factory=dict, repr=False)
-    state: Any = dataclasses.field(default=None, repr=False)
-
-    def to_json(self) -> str:
-        """The text of `result.json`: everything but the models."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("models", "state")}
-        return json.dumps(plain, indent=1)
-
-
-@dataclass(frozen=True)
-class _Judgement:
-    """One evaluation of all (or a fixed sample of) clients."""
-
-    ids: tuple[ClientId, ...]
-    accuracy: list[float | None]
-    loss: float
-    clusters: list[int] | None
-    truth: list[int] | None
-
-    @property
-    def known(self) -> list[float]:
-        return [value for value in self.accuracy if value is not None]
-
-    @property
-    def ari(self) -> float | None:
-        if self.clusters is None or self.truth is None:
-            return None
-        pairs = [(t, c) for t, c in zip(self.truth, self.clusters, strict=True) if c >= 0]
-        if not pairs:
-            return None
-        return float(adjusted_rand_score([t for t, _ in pairs], [c for _, c in pairs]))
-
-    @property
-    def n_clusters(self) -> int | None:
-        return None if self.clusters is None else len({c for c in self.clusters if c >= 0})
+__all__ = ["Interrupted", "Result", "View", "run"]
 
 
 def run(
@@ -142,251 +53,21 @@ def run(
         raise CoterieError("There are no clients; a federation needs at least one.")
     options = engine or EngineOptions()
     task = dataclasses.replace(Task.of(model, population, loss=loss, dtype=dtype), use_kernel=options.kernel)
-    watcher = view or _Nobody()
+    watcher = view or Nobody()
     fed = Simulator(method, method.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
     folder = None
     if out is not None:
         header = config if config is not None else f'method = "{method.name}"\nrounds = {rounds}\nseed = {seed}\n'
         folder = RunFolder(Path(out)) if resume else RunFolder.create(Path(out), header)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        experiment = _Experiment(
-            method, population, fed, folder, watcher, rounds, evaluate_every, evaluate_clients, checkpoint_seconds
-        )
-        return experiment.run(scenario, resume)
-    finally:
-        fed.close()
-        torch.set_num_threads(threads)
-
-
-class _Experiment:
-    """The loop over rounds and what is written down after each."""
-
-    def __init__(
-        self,
-        method: ServerMethod[Any],
-        population: Population,
-        fed: Simulator,
-        folder: RunFolder | None,
-        view: View,
-        rounds: int,
-        evaluate_every: int,
-        evaluate_clients: int,
-        checkpoint_seconds: float,
-    ) -> None:
-        self.method, self.population, self.fed, self.folder, self.view = method, population, fed, folder, view
-        self.rounds, self.evaluate_every, self.evaluate_clients = rounds, evaluate_every, evaluate_clients
-        self.checkpoint_seconds = checkpoint_seconds
-        self.failures = 0
-        self.spent = 0.0
-        self.paid: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
-        self._began = self._saved = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the run so far, over all its sessions."""
-        return self.spent + time.monotonic() - self._began
-
-    def run(self, scenario: str, resume: bool) -> Result:
-        """All rounds, then the result."""
-        state, first = self._start(scenario, resume)
-        judged: _Judgement | None = None
-        reached = first
-        try:
-            for number in range(first, self.rounds):
-                self.fed.round = number
-                new = self.fed.newcomers
-                before = self.method.admit(state, self.fed, new) if new else state
-                after, log = self.method.step(before, self.fed)
-                due = number % self.evaluate_every == 0 or number == self.rounds - 1
-                latest = self._judge(after) if due else None
-                with _uninterrupted():
-                    state, reached, judged = after, number + 1, latest
-                    self._conclude(number, judged, log)
-                    if self.folder and time.monotonic() - self._saved >= self.checkpoint_seconds:
-                        self._save(state, reached)
-            self.fed.round = self.rounds - 1
-            judged = judged or self._judge(state)
-            return self._finish(state, judged, scenario)
-        except KeyboardInterrupt:
-            raise self._interrupted(state, reached) from None
-
-    def _start(self, scenario: str, resume: bool) -> tuple[Any, int]:
-        if resume and self.folder and self.folder.has_checkpoint:
-            progress, state, memory = self.folder.load(self.method.name, self.method.state_type)
-            self.fed.memory = memory
-            self.fed.ledger.down.update(progress.down)  # type: ignore[arg-type]
-            self.fed.ledger.up.update(progress.up)  # type: ignore[arg-type]
-            self.failures, self.spent = progress.failures, progress.seconds
-            self.paid = (dict(progress.down), dict(progress.up))
-            self.view.note(f"going on from round {progress.next_round} of {self.rounds}")
-            return state, progress.next_round
-        if resume and self.folder:
-            self.folder.restart()
-        path = self.fed.path
-        self.view.note(f"{self.method.name}: local training by {path}")
-        if self.folder:
-            self.folder.event(
-                "start", method=self.method.name, scenario=scenario, rounds=self.rounds, seed=self.fed.seed
-            )
-            self.folder.event("engine", path=path)
-        try:
-            state = self.method.init(self.fed)
-            self.fed.commit()
-            self.paid = (dict(self.fed.ledger.down), dict(self.fed.ledger.up))
-            return state, 0
-        except KeyboardInterrupt:
-            how = f": coterie resume {self.folder.path}" if self.folder else "."
-            raise Interrupted(f"Stopped before the first round; nothing was learnt yet{how}") from None
-        except Unfinished:
-            raise
-        except CoterieError:
-            if self.folder and not resume:
-                self.folder.discard()
-            raise
-
-    def _judge(self, state: Any) -> _Judgement:
-        ids: Sequence[ClientId] = self.fed.ids
-        if len(ids) > self.evaluate_clients:
-            drawn = rng(self.fed.seed, "evaluated clients").choice(len(ids), self.evaluate_clients, replace=False)
-            ids = [ids[i] for i in sorted(drawn)]
-        replies = self.method.assess(state, self.fed, ids)
-        if replies.value is None:
-            raise CoterieError(
-                f"{self.method.name}: no client could judge its model; see the failures in events.jsonl."
-            )
-        value = replies.value
-        share = (value.correct / value.count.clamp_min(1)).tolist()
-        accuracy = [s if n else None for s, n in zip(share, value.count.tolist(), strict=True)]
-        clusters = self.method.clusters(state, replies.ids)
-        if bool((value.cluster >= 0).all()):
-            clusters = [int(cluster) for cluster in value.cluster]
-        groups = [self.population.group(client, self.fed.round) for client in replies.ids]
-        truth = None if any(group is None for group in groups) else [int(g) for g in groups if g is not None]
-        return _Judgement(replies.ids, accuracy, float(value.loss.mean()), clusters, truth)
-
-    def _conclude(self, number: int, judged: _Judgement | None, log: Log) -> None:
-        """Make a finished round count, and write it down."""
-        self.fed.commit()
-        self.paid = (dict(self.fed.ledger.down), dict(self.fed.ledger.up))
-        self._log(number, judged, log)
-
-    def _log(self, number: int, judged: _Judgement | None, log: Log) -> None:
-        ledger = self.fed.ledger
-        lost = [(client, failure) for _, client, failure in self.fed.failures]
-        self.failures += len(lost)
-        row: Row = {
-            "round": number + 1,
-            "accuracy": _mean(judged.known) if judged else None,
-            "worst_accuracy": min(judged.known, default=None) if judged else None,
-            "loss": judged.loss if judged else None,
-            "n_clusters": judged.n_clusters if judged else None,
-            "ari": judged.ari if judged else None,
-            "bytes_down": ledger.down["train"],
-            "bytes_up": ledger.up["train"],
-            "bytes_evaluation": ledger.evaluation,
-            "failures": self.failures,
-            "seconds": round(self.seconds, 3),
-        }
-        if self.folder:
-            for client, failure in lost:
-                self.folder.event("failure", round=number + 1, client=client, fault=failure.kind, reason=failure.reason)
-            self.folder.event("round", **row, log=log)
-            self.folder.metrics(row)
-        self.fed.failures.clear()
-        self.view.update({**row, "rounds": self.rounds})
-
-    def _save(self, state: Any, reached: int) -> None:
-        assert self.folder is not None
-        self.folder.save(
-            method=self.method.name,
-            state=state,
-            next_round=reached,
-            seconds=self.seconds,
-            failures=self.failures,
-            ledger=self.paid,
-            memory=self.fed.memory,
-            touched=self.fed.take_touched(),
-        )
-        self._saved = time.monotonic()
-
-    def _interrupted(self, state: Any, reached: int) -> Interrupted:
-        if not self.folder:
-            return Interrupted(
-                f"Stopped after {reached} of {self.rounds} rounds; give an output folder to be able to resume."
-            )
-        self._save(state, reached)
-        return Interrupted(
-            f"Stopped after {reached} of {self.rounds} rounds; nothing is lost: coterie resume {self.folder.path}"
-        )
-
-    def _finish(self, state: Any, judged: _Judgement, scenario: str) -> Result:
-        ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has judged once more
-        models = {**self.method.models(state), **_kept_models(self.fed.memory)}
-        result = Result(
-            method=self.method.name,
-            scenario=scenario,
-            seed=self.fed.seed,
-            rounds=self.rounds,
-            clients=len(self.population.ids),
-            accuracy=_mean(judged.known),
-            worst_accuracy=min(judged.known, default=0.0),
-            clusters=judged.clusters,
-            n_clusters=judged.n_clusters,
-            ari=judged.ari,
-            bytes_down=ledger.down["train"],
-            bytes_up=ledger.up["train"],
-            bytes_evaluation=ledger.evaluation,
-            seconds=round(self.seconds, 3),
-            failures=self.failures,
-            client_ids=list(judged.ids),
-            truth=judged.truth,
-            per_client_accuracy=judged.accuracy,
-            engine=self.fed.path,
-            models=models,
-            state=state,
-        )
-        if self.folder:
-            self._save(state, self.rounds)
-            self.folder.models(models)
-            panels = self.method.panels(state, judged.ids, judged.truth)
-            with self.folder.writing(self.folder.path):
-                if panels:
-                    save_panels(self.folder.path / "panels.json", panels)
-            self.folder.event("end", accuracy=result.accuracy, seconds=result.seconds)
-            self.folder.write("result.json", result.to_json().encode())
-            with self.folder.writing(self.folder.path / "report.html"):
-                write_run_report(self.folder.path)
-        return result
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C (or a request to end) back until the end of the block, so that a round is written down whole."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: pressed.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if callable(signal.getsignal(number))
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if pressed:
-        raise KeyboardInterrupt
-
-
-def _kept_models(memory: Mapping[ClientId, Memory]) -> dict[str, State]:
-    """Models that clients keep for themselves."""
-    kept = {client: items.get("model") for client, items in memory.items()}
-    return {f"client-{client}": model for client, model in kept.items() if isinstance(model, dict)}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return run_with(
+        fed,
+        method,
+        folder,
+        rounds=rounds,
+        view=watcher,
+        scenario=scenario,
+        evaluate_every=evaluate_every,
+        evaluate_clients=evaluate_clients,
+        checkpoint_seconds=checkpoint_seconds,
+        resume=resume,
+    )

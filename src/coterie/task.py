@@ -97,6 +97,8 @@ class Task:
             return kernel.Refusal("the kernel is switched off")
         if not isinstance(self.loss, str):
             return kernel.Refusal("the loss is a function of the user's")
+        if getattr(self.module, "wants_side", False):
+            return kernel.Refusal("the network looks at more than its input")
         missing = kernel.why_not()
         if missing is not None:
             return kernel.Refusal(missing)
@@ -107,6 +109,12 @@ class Task:
         """Raw samples -> what the network sees."""
         ready = self.normalise(x, self.dtype)
         return ready.to(memory_format=torch.channels_last) if ready.dim() == 4 else ready
+
+    def outputs(self, module: nn.Module, batch: Samples, inputs: Tensor) -> Tensor:
+        """What the network answers; one that says `wants_side` also gets what stands beside the samples."""
+        wanted = batch.side is not None and getattr(module, "wants_side", False)
+        answer: Tensor = module(inputs, batch.side) if wanted else module(inputs)
+        return answer
 
     def targets(self, batch: Samples, inputs: Tensor) -> Tensor:
         """What the outputs are compared with."""

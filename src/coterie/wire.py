@@ -80,7 +80,7 @@ def unpack(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
         kinds = arguments if fixed else (arguments[0],) * len(parts)
         values = [unpack(k, part, tensors) for k, part in zip(kinds, parts, strict=True)]
         return values if origin is list else tuple(values)
-    if kind is float and isinstance(skeleton, int):
+    if kind is float and isinstance(skeleton, int) and not isinstance(skeleton, bool):
         return float(skeleton)
     if kind in (int, float, str, bool) or kind is type(None):
         return _expect(skeleton, kind, kind)
@@ -151,7 +151,10 @@ def layout_of(data: bytes, *, limit: int = DEFAULT_LIMIT) -> dict[str, tuple[str
     if len(data) > limit:
         raise WireError(f"A message of {len(data)} bytes is larger than the {limit} that are allowed here.")
     header = _header(data)
-    return {name: (str(h["dtype"]), tuple(h["shape"])) for name, h in header.items() if name != "__metadata__"}
+    try:
+        return {name: (str(h["dtype"]), tuple(h["shape"])) for name, h in header.items() if name != "__metadata__"}
+    except (KeyError, TypeError) as error:
+        raise WireError("A message does not declare its tensors as safetensors do: it is corrupt or not ours.") from error
 
 
 def _header(data: bytes) -> dict[str, Any]:

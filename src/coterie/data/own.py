@@ -159,26 +159,40 @@ def from_path(path: Path | str, *, seed: int = 0, validation: float = 0.0, image
     raise missing("client data", folder, _HELP)
 
 
+def from_file(path: Path | str, client: ClientId) -> OwnPopulation:
+    """A population of one client whose data are one .npz file."""
+    file = Path(path)
+    if not file.is_file():
+        raise CoterieError(f"There is no file {file} with the data of client {client}; give an .npz file.")
+    return from_arrays({client: _read_npz(file)[0]})
+
+
 def _from_npz(folder: Path, seed: int, validation: float) -> OwnPopulation:
     arrays: dict[ClientId, ClientArrays] = {}
     groups: dict[ClientId, int | str] = {}
     for path in sorted(folder.glob("*.npz")):
-        try:
-            with np.load(path, allow_pickle=False) as body:
-                held = {name: body[name] for name in body.files}
-        except Exception as problem:  # a damaged archive can fail in any way at all
-            raise corrupt(path, str(problem) or type(problem).__name__, _HELP) from problem
-        names = [n for n in (("x_train", "y_train", "x_test", "y_test"), ("x", "y")) if set(n) <= set(held)]
-        if not names:
-            raise CoterieError(
-                f"{path} holds {', '.join(sorted(held)) or 'nothing'}; give x and y, or x_train, y_train, x_test and "
-                "y_test."
-            )
-        values = [held[name] for name in names[0]]
-        arrays[path.stem] = (values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])
-        if "group" in held:
-            groups[path.stem] = held["group"].item() if held["group"].size == 1 else "?"
+        arrays[path.stem], group = _read_npz(path)
+        if group is not None:
+            groups[path.stem] = group
     return from_arrays(arrays, groups=groups or None, seed=seed, validation=validation)
+
+
+def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None]:
+    """One client's arrays, and its group where the file names one."""
+    try:
+        with np.load(path, allow_pickle=False) as body:
+            held = {name: body[name] for name in body.files}
+    except Exception as problem:  # a damaged archive can fail in any way at all
+        raise corrupt(path, str(problem) or type(problem).__name__, _HELP) from problem
+    names = [n for n in (("x_train", "y_train", "x_test", "y_test"), ("x", "y")) if set(n) <= set(held)]
+    if not names:
+        raise CoterieError(
+            f"{path} holds {', '.join(sorted(held)) or 'nothing'}; give x and y, or x_train, y_train, x_test and "
+            "y_test."
+        )
+    values = [held[name] for name in names[0]]
+    group = None if "group" not in held else held["group"].item() if held["group"].size == 1 else "?"
+    return ((values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])), group
 
 
 def _from_leaf(folder: Path, seed: int, validation: float, image_size: int | None) -> LazyPopulation:

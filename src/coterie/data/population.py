@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -86,7 +86,10 @@ class LazyPopulation:
         shift, source, (train, valid, test) = self._rows(client, round)
 
         def shifted(pool: Pool, rows: Index) -> Callable[[], Samples]:
-            return lambda: shift(pool.take(rows))
+            if source.metadata is None:
+                return lambda: shift(pool.take(rows))
+            beside = torch.from_numpy(source.metadata[rows])
+            return lambda: replace(shift(pool.take(rows)), side=beside)
 
         return ClientData(
             shifted(source.train, train),

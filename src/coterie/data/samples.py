@@ -15,17 +15,22 @@ ClientId = str
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets of equal length. Images stay uint8 [n, channels, height, width] until a batch needs them."""
+    """Inputs and targets of equal length. Images stay uint8 [n, channels, height, width] until a batch needs them.
+
+    `side` may hold something more about every sample (its domain); networks that do not ask for it never see it.
+    """
 
     x: Tensor
     y: Tensor
+    side: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
     def take(self, index: Tensor) -> Samples:
         """The samples at the given positions, in that order."""
-        return Samples(self.x.index_select(0, index), self.y.index_select(0, index))
+        beside = None if self.side is None else self.side.index_select(0, index)
+        return Samples(self.x.index_select(0, index), self.y.index_select(0, index), beside)
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,25 @@ class Faults:
     nan: float = field(default=0.0, metadata={"help": "probability of a reply with NaN"})
     wrong_shape: float = field(default=0.0, metadata={"help": "probability of a reply of another shape"})
     huge: float = field(default=0.0, metadata={"help": "probability of a reply with a huge norm"})
+    crash: float = field(default=0.0, metadata={"help": "probability that a client crashes; peers notice it at once"})
+    freeze: float = field(default=0.0, metadata={"help": "probability that a client freezes; peers ask it in vain"})
+    outage: int = field(default=3, metadata={"help": "rounds until a crashed or frozen client returns; 0: never"})
+    loss: float = field(default=0.0, metadata={"help": "probability that an answer between peers is lost"})
+    delay: float = field(
+        default=0.0, metadata={"help": "probability that a peer answers with its model from before this round"}
+    )
     joins: Schedule = field(default=(), metadata={"help": "round:number of clients that join then, e.g. 5:4,9:2"})
     leaves: Schedule = field(default=(), metadata={"help": "round:number of clients that leave then"})
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "nan", "wrong_shape", "huge"):
+        for name in ("dropout", "nan", "wrong_shape", "huge", "crash", "freeze", "loss", "delay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CoterieError(f"faults.{name} is a probability and must lie in [0, 1], not {getattr(self, name)}.")
-        for name in ("slowness", "deadline"):
+        if self.loss + self.delay > 1:
+            raise CoterieError(
+                f"faults.loss and faults.delay must not exceed 1 together, not {self.loss + self.delay}."
+            )
+        for name in ("slowness", "deadline", "outage"):
             if getattr(self, name) < 0:
                 raise CoterieError(f"faults.{name} must be at least 0, not {getattr(self, name)}.")
         for name in ("joins", "leaves"):
@@ -46,11 +57,19 @@ class Faults:
         """Whether a client's reply will be missing this round, and why."""
         if self.dropout and rng(seed, "dropout", round, client).random() < self.dropout:
             return Failure("dropped", "it did not answer")
+        for kind, chance, text in (("crashed", self.crash, "it crashed"), ("frozen", self.freeze, "it is frozen")):
+            if chance and self._is_out(seed, round, client, kind, chance):
+                return Failure(kind, text)  # type: ignore[arg-type]
         if self.slowness and self.deadline:
             time = float(rng(seed, "slowness", round, client).lognormal(0.0, self.slowness))
             if time > self.deadline:
                 return Failure("late", f"it took {time:.2f} median times, the deadline is {self.deadline:g}")
         return None
+
+    def _is_out(self, seed: int, round: int, client: ClientId, kind: str, chance: float) -> bool:
+        """Whether an outage began in one of the rounds from which it would still last."""
+        first = max(0, round - self.outage + 1) if self.outage else 0
+        return any(rng(seed, kind, began, client).random() < chance for began in range(first, round + 1))
 
     def corrupt(self, seed: int, round: int, client: ClientId, reply: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """A corrupted copy of one client's reply (leading axis 1), or None where nothing happens to it."""
@@ -63,7 +82,7 @@ class Faults:
         if draw < self.nan:
             victim.view(-1)[0] = torch.nan
         elif draw < self.nan + self.wrong_shape:
-            victim = torch.cat([victim, victim], dim=-1)
+            victim = torch.stack([victim, victim], dim=-1)
         else:
             victim *= 1e9
             victim.view(-1)[0] = 1e12
@@ -77,8 +96,6 @@ class Faults:
         wanted = sum(int(number) for _, number in (*self.joins, *self.leaves))
         if wanted > len(ids):
             raise CoterieError(f"faults.joins and faults.leaves name {wanted} clients, but there are only {len(ids)}.")
-        if sum(int(number) for _, number in self.joins) == len(ids) and all(when > 0 for when, _ in self.joins):
-            raise CoterieError("faults.joins leaves no client for round 0; let fewer clients join later.")
         stays: dict[ClientId, tuple[int, int | None]] = {}
         for when, number in self.joins:
             for _ in range(int(number)):
@@ -86,4 +103,11 @@ class Faults:
         for when, number in self.leaves:
             for _ in range(int(number)):
                 stays[order.pop()] = (0, when)
+        if order or not stays:
+            return stays
+        for when in (0, *(when for when, _ in self.leaves)):
+            if not any(joins <= when and (leaves is None or when < leaves) for joins, leaves in stays.values()):
+                raise CoterieError(
+                    f"faults.joins and faults.leaves leave no client for round {when}; let more of them stay."
+                )
         return stays

@@ -29,25 +29,28 @@ class Setting:
 
 @dataclass(frozen=True)
 class Letter:
-    """A message taken apart: its type, its plain values and its tensors."""
+    """A message taken apart: its type, its plain values and its tensors; `common` paths are the same for everyone."""
 
     kind: type[Any]
     skeleton: Any
     tensors: dict[str, Tensor]
+    common: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, message: Any) -> Letter:
+    def of(cls, message: Any, common: Sequence[str] = ()) -> Letter:
         """Take a message apart."""
-        return cls(type(message), *wire.pack(message))
+        return cls(type(message), *wire.pack(message), common=tuple(common))
 
     def open(self) -> Any:
         """Put it together again."""
         return wire.unpack(self.kind, self.skeleton, self.tensors)
 
     def rows(self, index: Sequence[int]) -> Letter:
-        """The same message with only these rows of every tensor."""
+        """The same message with only these rows of every tensor that is not common."""
         picked = torch.tensor(index)
-        return Letter(self.kind, self.skeleton, {name: tensor[picked] for name, tensor in self.tensors.items()})
+        whole = tuple(f"{path}/" for path in self.common)
+        own = {name: t if name.startswith(whole) else t[picked] for name, t in self.tensors.items()}
+        return Letter(self.kind, self.skeleton, own, self.common)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from multiprocessing import get_all_start_methods
 from typing import Any, TypeVar
 
@@ -14,20 +15,20 @@ from torch import Tensor
 
 from coterie import kernel, wire
 from coterie.cohort import Cohort, Memory
+from coterie.data.population import unseen_ids
 from coterie.data.samples import ClientId, Population
 from coterie.engine.faults import Faults
 from coterie.engine.jobs import Job, Letter, Outcome, Setting
+from coterie.engine.network import carry
 from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
 from coterie.errors import CoterieError
-from coterie.federation import Failure, Ledger, Purpose, Replies, check_reply
+from coterie.federation import Arrival, Failure, Ledger, Purpose, Replies, check_reply, draw_clients, largest_norm
 from coterie.methods.base import ServerMethod
 from coterie.rng import Key, rng
-from coterie.states import flat, stack
 from coterie.task import Task
 
 P = TypeVar("P")
 R = TypeVar("R")
-_LARGEST_GROWTH = 1e3  # a reply's model may be this many times longer than the initial one
 _LANE_BYTES = 1 << 28
 _JOBS_PER_WORKER = 4
 
@@ -71,7 +72,8 @@ class Simulator:
         self._calendar = self._faults.calendar(seed, population.ids)
         self._always = tuple(client for client in population.ids if client not in self._calendar)
         self._workers: Workers | None = None
-        self._limit = _LARGEST_GROWTH * (1 + float(flat(stack([task.template])).norm()))
+        self._on_trial = False
+        self._limit = largest_norm(task)
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -85,9 +87,34 @@ class Simulator:
         return joins <= self.round and (leaves is None or self.round < leaves)
 
     @property
-    def newcomers(self) -> tuple[ClientId, ...]:
-        """Clients that join in this round, later than the start."""
-        return tuple(client for client, (joins, _) in self._calendar.items() if joins == self.round and joins > 0)
+    def registered(self) -> int:
+        """How many clients will ever take part."""
+        return len(self._population.ids)
+
+    def begin(self, round: int) -> tuple[ClientId, ...]:
+        """A round begins; returned are the clients that join in it, later than the start."""
+        self.round = round
+        return tuple(client for client, (joins, _) in self._calendar.items() if joins == round and joins > 0)
+
+    def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
+        """True groups in this round, or None where they are not known."""
+        groups = [self._population.group(client, self.round) for client in ids]
+        return None if any(group is None for group in groups) else [int(g) for g in groups if g is not None]
+
+    @property
+    def unseen(self) -> tuple[ClientId, ...]:
+        """Clients that never take part in training."""
+        return tuple(unseen_ids(self._population))
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Ask as in an evaluation: no faults, bytes booked as evaluation, nothing kept by the clients."""
+        draft, self._on_trial = self._draft, True
+        self._draft = {client: dict(kept) for client, kept in draft.items()}
+        try:
+            yield
+        finally:
+            self._draft, self._on_trial = draft, False
 
     @property
     def workers(self) -> int:
@@ -109,12 +136,11 @@ class Simulator:
 
     def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
         """Clients drawn for this round, keyed by (seed, round) alone: the same for every method."""
-        pool = sorted(self.ids if among is None else among)
-        number = max(1, round(share * len(pool))) if share <= 1 else min(int(share), len(pool))
-        if number >= len(pool):
-            return tuple(pool)
-        drawn = self.rng("sample").choice(len(pool), number, replace=False)
-        return tuple(pool[i] for i in sorted(drawn))
+        return draw_clients(self.ids if among is None else among, share, self.rng("sample"))
+
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """A failure that only the method could see."""
+        self.failures.append((self.round, client, Failure("refused", reason)))
 
     def rng(self, purpose: str, *key: Key) -> np.random.Generator:
         """Server-side randomness of this round."""
@@ -122,10 +148,10 @@ class Simulator:
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """True groups in this round."""
-        groups = [self._population.group(client, self.round) for client in ids]
-        if any(group is None for group in groups):
+        groups = self.groups(ids)
+        if groups is None:
             raise CoterieError("The true groups of these clients are not known, and oracle needs them.")
-        return torch.tensor([int(group) for group in groups if group is not None])
+        return torch.tensor(groups)
 
     def ask(
         self,
@@ -135,10 +161,13 @@ class Simulator:
         same: P | None = None,
         each: P | None = None,
         rows: Sequence[int] | None = None,
+        common: Sequence[str] = (),
         purpose: Purpose = "train",
+        counted: bool = True,
     ) -> Replies[R]:
         """Run a client function of the method on these clients; see `Federation.ask`."""
-        message = Letter.of(each if same is None else same)
+        purpose = "evaluation" if self._on_trial else purpose
+        message = Letter.of(each if same is None else same, common)
         index = None if same is not None else list(rows) if rows is not None else list(range(len(ids)))
         failed: dict[ClientId, Failure] = {}
         if purpose == "train":
@@ -146,18 +175,21 @@ class Simulator:
             failed = {client: failure for client, failure in silent if failure is not None}
         # a client that drops out has no result at all; one that is late has done its work in vain
         working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
-        jobs = self._jobs(function.__name__, [ids[i] for i in working], index and [index[i] for i in working])
+        jobs = self._jobs(function.__name__, [ids[i] for i in working], index and [index[i] for i in working], common)
         outcomes = self._crew().run(jobs, message) if jobs else []
-        self.ledger.down[purpose] += len(ids) * _size(message, each=index is not None)
+        if counted:
+            self.ledger.down[purpose] += len(ids) * _size(message, each=index is not None)
         for job, outcome in zip(jobs, outcomes, strict=True):
             self._remember(job.ids, outcome)
-            self.ledger.up[purpose] += len(job.ids) * _size(outcome.reply, each=True)
-        replies = self._accept([client for job in jobs for client in job.ids], outcomes, failed, purpose)
+            if counted:
+                self.ledger.up[purpose] += len(job.ids) * _size(outcome.reply, each=True)
+        replies = self._accept([client for job in jobs for client in job.ids], outcomes, failed, purpose, counted)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         return replies
 
-    def _jobs(self, action: str, ids: list[ClientId], rows: list[int] | None) -> list[Job]:
-        lanes = self._options.lanes or self._lanes(len(ids))
+    def _jobs(self, action: str, ids: list[ClientId], rows: list[int] | None, common: Sequence[str] = ()) -> list[Job]:
+        # work on what is common to all is done once per job, so there are then as few jobs as workers
+        lanes = self._options.lanes or self._lanes(len(ids), 1 if common else _JOBS_PER_WORKER)
         jobs = []
         for start in range(0, len(ids), lanes):
             some = tuple(ids[start : start + lanes])
@@ -165,9 +197,9 @@ class Simulator:
             jobs.append(Job(action, self.round, some, picked, tuple(self._recalled(i) for i in some)))
         return jobs
 
-    def _lanes(self, clients: int) -> int:
+    def _lanes(self, clients: int, jobs_per_worker: int) -> int:
         """Clients per job: small enough that workers finish together and that a job's models fit in the cache."""
-        shared = -(-clients // (self.workers * _JOBS_PER_WORKER)) if self.workers > 1 else clients
+        shared = -(-clients // (self.workers * jobs_per_worker)) if self.workers > 1 else clients
         bytes_each = sum(t.numel() * t.element_size() for t in self.task.template.values())
         return max(1, min(shared, _LANE_BYTES // max(bytes_each, 1)))
 
@@ -190,7 +222,12 @@ class Simulator:
                 self._draft.setdefault(client, dict(self.memory.get(client, {})))[name] = own
 
     def _accept(
-        self, ids: list[ClientId], outcomes: list[Outcome], failed: dict[ClientId, Failure], purpose: Purpose
+        self,
+        ids: list[ClientId],
+        outcomes: list[Outcome],
+        failed: dict[ClientId, Failure],
+        purpose: Purpose,
+        counted: bool,
     ) -> Replies[Any]:
         """Stack the replies, refuse the bad ones by name."""
         if not outcomes:
@@ -206,8 +243,11 @@ class Simulator:
                 own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
                 broken = self._faults.corrupt(self.seed, self.round, client, own)
                 if broken is not None:
-                    _, wrong = check_reply([client], broken, self.task.template, self._limit)
+                    _, wrong = check_reply([client], broken, self.task.template, self._limit, like=own)
                     refused |= wrong
+                    if counted:  # a corrupt reply can be longer
+                        self.ledger.up[purpose] += _size(replace(first, tensors=broken), each=True)
+                        self.ledger.up[purpose] -= _size(replace(first, tensors=own), each=True)
         _, wrong = check_reply(ids, stacked, self.task.template, self._limit)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
@@ -218,8 +258,22 @@ class Simulator:
         value = wire.unpack(first.kind, first.skeleton, stacked)
         return Replies(tuple(ids[position] for position in good), value, failed)
 
+    def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
+        """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""
+        arrivals = carry(self._faults, self.seed, self.round, askers, answered)
+        self.ledger.up["train"] += int((answered.sum(1) * size).sum())
+        self.ledger.down["train"] += int(((arrivals != Arrival.LOST).sum(1) * size).sum())
+        return arrivals
+
     def _recalled(self, client: ClientId) -> Memory:
         return self._draft.get(client) or self.memory.get(client, {})
+
+    def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
+        """Go on from a checkpoint."""
+        self.memory = memory
+
+    def saved(self, next_round: int) -> None:
+        """A checkpoint has been written; nothing here depends on it."""
 
     def commit(self) -> None:
         """The round is over: what clients kept in it now counts (a round cut short leaves no trace)."""
@@ -242,5 +296,6 @@ class Simulator:
 
 def _size(message: Letter, *, each: bool) -> int:
     """Encoded bytes of one client's message: of one row where the tensors have a leading axis."""
-    tensors = {name: t[0] if each else t for name, t in message.tensors.items()}
+    whole = tuple(f"{path}/" for path in message.common)
+    tensors = {name: t[0] if each and not name.startswith(whole) else t for name, t in message.tensors.items()}
     return wire.size_of(message.skeleton, tensors)

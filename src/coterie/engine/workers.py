@@ -66,9 +66,10 @@ class _Parcel:
     skeleton: Any
     index: tuple[tuple[str, torch.dtype, tuple[int, ...], int, int], ...]
     block: Tensor
+    common: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, kind: Any, skeleton: Any, tensors: dict[str, Tensor]) -> _Parcel:
+    def of(cls, kind: Any, skeleton: Any, tensors: dict[str, Tensor], common: tuple[str, ...] = ()) -> _Parcel:
         index, end = [], 0
         for name, tensor in tensors.items():
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -77,13 +78,13 @@ class _Parcel:
         block = torch.empty(max(end, 1), dtype=torch.uint8).share_memory_()
         for (_, dtype, shape, start, end), tensor in zip(index, tensors.values(), strict=True):
             block[start:end].view(dtype).view(shape).copy_(tensor)
-        return cls(kind, skeleton, tuple(index), block)
+        return cls(kind, skeleton, tuple(index), block, common)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: self.block[a:b].view(dtype).view(shape) for name, dtype, shape, a, b in self.index}
 
     def letter(self) -> Letter:
-        return Letter(self.kind, self.skeleton, self.tensors())
+        return Letter(self.kind, self.skeleton, self.tensors(), self.common)
 
 
 @dataclass
@@ -100,6 +101,8 @@ class ProcessWorkers:
         self._setting, self._note = setting, note
         self._replaced = False
         self._crew: list[_Process] = []
+        # the first optimiser imports hundreds of modules, which takes seconds: once here, not in every worker
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         for _ in range(workers):
             self._crew.append(self._start())
 
@@ -119,7 +122,7 @@ class ProcessWorkers:
 
     def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
         """Perform all jobs, each by the next worker that is free."""
-        sent = _Parcel.of(message.kind, message.skeleton, message.tensors)
+        sent = _Parcel.of(message.kind, message.skeleton, message.tensors, message.common)
         waiting = list(range(len(jobs)))[::-1]
         outcomes: dict[int, Outcome] = {}
         while len(outcomes) < len(jobs):

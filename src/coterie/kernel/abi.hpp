@@ -51,4 +51,13 @@ struct EvaluateCall {
     void* outputs;        // [models][samples][outputs], or null
 };
 
+struct GradientCall {
+    NetworkCall network;
+    DataCall data;  // values, not bytes
+    const void* weights;  // flat, one model
+    int64_t block_bytes;
+    void* gradient;  // [samples][values], of each sample's own loss
+    double loss;     // the answer: the sum over the samples
+};
+
 }  // namespace coterie

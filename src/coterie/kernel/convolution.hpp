@@ -221,10 +221,17 @@ class Convolution {
             });
         if (!bias_gradient) return;
         for (long o = 0; o < outputs; o++) {
-            Vec<T> sum{};
-            for (long y = 0; y < height; y++)
-                for (long lane = 0; lane < lanes; lane += kLanes<T>) sum += load_first(dz.at(o, y) + lane, lanes - lane);
-            bias_gradient[o] += sum_lanes<T>(sum);
+            Vec<T> sum{}, other{};  // two chains of additions run at once
+            for (long y = 0; y < height; y++) {
+                const T* row = dz.at(o, y);
+                long lane = 0;
+                for (; lane + 2 * kLanes<T> <= lanes; lane += 2 * kLanes<T>) {
+                    sum += load(row + lane);
+                    other += load(row + lane + kLanes<T>);
+                }
+                for (; lane < lanes; lane += kLanes<T>) sum += load_first(row + lane, lanes - lane);
+            }
+            bias_gradient[o] += sum_lanes<T>(sum + other);
         }
     }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "maps.hpp"
+#include "transpose.hpp"
 
 namespace coterie {
 
@@ -46,16 +47,28 @@ void gather_map(const Samples<T>& from, const int64_t* order, long samples, Map<
         for (long y = 0; y < from.shape.height; y++) {
             long start = (c * from.shape.height + y) * width;
             T* out = to.at(c, y);
-            for (long j = 0; j < samples; j++) {
-                if (from.values) {
-                    const T* in = from.values + order[j] * size + start;
-                    for (long x = 0; x < width; x++) out[x * to.column + j] = in[x];
-                } else {
-                    const uint8_t* in = from.bytes + order[j] * size + start;
-                    const T* table = from.table_of(c);
-                    for (long x = 0; x < width; x++) out[x * to.column + j] = table[in[x]];
-                }
+            if (from.values) {
+                auto row = [&](long j) { return from.values + order[j] * size + start; };
+                transpose<T>(row, samples, width, out, to.column);
+                continue;
             }
+            const T* table = from.table_of(c);
+            for (long j = 0; j < samples; j++) {
+                const uint8_t* in = from.bytes + order[j] * size + start;
+                for (long x = 0; x < width; x++) out[x * to.column + j] = table[in[x]];
+            }
+        }
+}
+
+// The way back: to[sample][channel][row][column].
+template <class T>
+void scatter_map(Map<T> from, const MapShape& shape, long samples, T* to) {
+    for (long c = 0; c < shape.channels; c++)
+        for (long y = 0; y < shape.height; y++) {
+            const T* in = from.at(c, y);
+            T* out = to + (c * shape.height + y) * shape.width;
+            for (long j = 0; j < samples; j++)
+                for (long x = 0; x < shape.width; x++) out[j * shape.size() + x] = in[x * from.column + j];
         }
 }
 

@@ -6,6 +6,7 @@
 #include "linear.hpp"
 #include "maps.hpp"
 #include "parameters.hpp"
+#include "transpose.hpp"
 
 namespace coterie {
 
@@ -61,7 +62,19 @@ class Head {
                                stride_, samples, optimiser, stage.weight);
             if (stage.bias >= 0)
                 bias_backward<T>(stage.shape, stage.dz.data(), samples, optimiser, stage.bias, stage.bias_gradient.data());
-            if (i > 0) through_activation_below(stages_[i - 1], samples);
+            if (i > 0) through_activation_below(stages_[i - 1], samples, i > 1 || input_gradient);
+        }
+    }
+
+    // The same way down without touching the weights; the gradient of the inputs is then in `input_gradient`.
+    void backward_to_input(const T* weights, long samples) {
+        if (!input_gradient_.size()) input_gradient_.resize(stages_[0].shape.rows() * stride_);
+        through_last_activation(samples);
+        for (long i = long(stages_.size()) - 1; i >= 0; i--) {
+            Stage& stage = stages_[i];
+            T* dx = i > 0 ? stages_[i - 1].turned.data() : input_gradient_.data();
+            linear_to_input<T>(stage.shape, weights + stage.weight, stage.turned.data(), dx, stride_, samples);
+            if (i > 0) through_activation_below(stages_[i - 1], samples, true);
         }
     }
 
@@ -85,35 +98,25 @@ class Head {
         return {input_.data(), input_row_, 1};
     }
 
-    void through_last_activation(long samples) {
-        Stage& last = stages_.back();
-        long row = last.shape.row_length();
-        if (last.activation != Activation::none)
-            for (long i = 0; i < samples * row; i += kLanes<T>)
-                store(last.dz.data() + i, through_activation<T>(load(last.dz.data() + i), load(last.z.data() + i),
-                                                                last.activation));
-        for (long o = 0; o < last.shape.outputs; o++)
-            for (long j = 0; j < samples; j++) last.turned.data()[o * stride_ + j] = last.dz.data()[j * row + o];
+    // dz holds the gradient behind the last activation.
+    void through_last_activation(long samples) { before_activation(stages_.back(), samples, true); }
+
+    // `turned` holds the gradient behind the activation, as [output][sample].
+    void through_activation_below(Stage& stage, long samples, bool turn) {
+        auto row = [&](long o) { return stage.turned.data() + o * stride_; };
+        transpose<T>(row, stage.shape.outputs, samples, stage.dz.data(), stage.shape.row_length());
+        before_activation(stage, samples, turn);
     }
 
-    // `turned` holds the gradient behind the activation as [output][sample]; both forms of the one before it are made.
-    void through_activation_below(Stage& stage, long samples) {
-        long row = stage.shape.row_length();
-        for (long o = 0; o < stage.shape.outputs; o++) {
-            T* turned = stage.turned.data() + o * stride_;
-            T* dz = stage.dz.data() + o;
-            const T* z = stage.z.data() + o;
-            for (long j = 0; j < samples; j++) {
-                T value = z[j * row], g = turned[j];
-                switch (stage.activation) {
-                    case Activation::relu: g = value <= 0 ? T(0) : g; break;
-                    case Activation::tanh: g *= 1 - value * value; break;
-                    case Activation::sigmoid: g = g * (1 - value) * value; break;
-                    default: break;
-                }
-                turned[j] = dz[j * row] = g;
-            }
-        }
+    // From the gradient behind an activation to the one before it, in dz and, if asked for, in `turned`.
+    void before_activation(Stage& stage, long samples, bool turn) {
+        long length = stage.shape.row_length();
+        T* dz = stage.dz.data();
+        if (stage.activation != Activation::none)
+            for (long i = 0; i < samples * length; i += kLanes<T>)
+                store(dz + i, through_activation<T>(load(dz + i), load(stage.z.data() + i), stage.activation));
+        if (turn)
+            transpose<T>([&](long j) { return dz + j * length; }, samples, stage.shape.outputs, stage.turned.data(), stride_);
     }
 
     long stride_;     // between features where samples are innermost

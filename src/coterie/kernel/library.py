@@ -73,6 +73,17 @@ class EvaluateCall(Structure):
     ]
 
 
+class GradientCall(Structure):
+    """Gradients of the inputs (abi.hpp)."""
+
+    _fields_: ClassVar = [
+        *[("network", NetworkCall), ("data", DataCall), ("weights", c_void_p)],
+        ("block_bytes", c_int64),
+        ("gradient", c_void_p),
+        ("loss", c_double),
+    ]
+
+
 class Library:
     """The entry points of one compiled variant."""
 
@@ -80,7 +91,7 @@ class Library:
         self.file = file
         self._functions = {}
         handle = ctypes.CDLL(str(file))
-        for name, call in (("train", TrainCall), ("evaluate", EvaluateCall)):
+        for name, call in (("train", TrainCall), ("evaluate", EvaluateCall), ("gradient", GradientCall)):
             for dtype in ("float32", "float64"):
                 function = handle[f"coterie_{name}_{dtype}"]
                 function.argtypes = [POINTER(call)]

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "activation.hpp"
 #include "optimise.hpp"
@@ -159,6 +160,29 @@ void linear_backward(const PackedLinear<T>& layer, Rows<T> x, const T* weights, 
                 backward_panel<T, 1, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples,
                                                             optimiser, offset);
     });
+}
+
+// The first half alone, for whoever wants the gradient of the inputs and leaves the weights as they are.
+template <class T>
+void linear_to_input(const PackedLinear<T>& layer, const T* weights, const T* turned, T* dx, long stride, long samples) {
+    auto panel_to_input = [&](auto vectors, long panel) {
+        constexpr int kWidth = decltype(vectors)::value * kLanes<T>;
+        long column = panel * layer.kPanel, outputs = std::min<long>(kWidth, layer.outputs - column);
+        const T* from = turned + column * stride;
+        for (long row = 0; row < layer.rows(); row += kInputRows) {
+            const T* tile = weights + layer.start(panel) + row * kWidth;
+            long lane = 0;
+            for (; lane + kLanes<T> < samples; lane += 2 * kLanes<T>)
+                backward_tile<T, 2, kWidth>(tile, outputs, from + lane, stride, dx + row * stride + lane, panel == 0);
+            if (lane < samples)
+                backward_tile<T, 1, kWidth>(tile, outputs, from + lane, stride, dx + row * stride + lane, panel == 0);
+        }
+    };
+    for (long p = 0; p < layer.panels(); p++)
+        if (layer.vectors_of(p) == 2)
+            panel_to_input(std::integral_constant<int, 2>{}, p);
+        else
+            panel_to_input(std::integral_constant<int, 1>{}, p);
 }
 
 // db[outputs] = sum over samples dz[sample][outputs], then the update.

@@ -30,8 +30,9 @@ class Model {
           gradient_(parameters_.size()),
           targets_(net.outputs()),
           scratch_(round_up(net.outputs(), kLanes<T>)) {
-        block_ = std::min(batch, std::max<long>(1, block_bytes / std::max<long>(1, Trunk<T>::bytes_per_sample(net))));
-        if (block_ > kLanes<T> && block_ < batch) block_ = block_ / kLanes<T> * kLanes<T>;
+        long fitting = block_bytes / std::max<long>(1, Trunk<T>::bytes_per_sample(net));
+        // Whole vectors of samples, at least one: narrower blocks cost more in tails than the cache gives back.
+        block_ = std::min(batch, std::max<long>(kLanes<T>, fitting / kLanes<T> * kLanes<T>));
     }
 
     const Parameters<T>& parameters() const { return parameters_; }
@@ -50,12 +51,34 @@ class Model {
         return loss;
     }
 
+    // The gradient of each sample's own loss with respect to its inputs, [samples][values]; returns the sum of losses.
+    double input_gradient(const Samples<T>& inputs, const Targets<T>& targets, const int64_t* order, long samples,
+                          const T* weights, T* out) {
+        forward(inputs, order, samples, weights, true, true);
+        double loss = 0;
+        for (long j = 0; j < samples; j++)
+            loss += double(loss_of(targets, order, j, T(1), head_.output_gradient() + j * head_.output_row()));
+        head_.backward_to_input(weights, samples);
+        if (net_.trunk.empty()) {
+            scatter_map(head_.input_gradient_map(net_.in, 0), net_.in, samples, out);
+            return loss;
+        }
+        const MapShape& shape = net_.trunk.back().out;
+        for_blocks(samples, [&](long block, long first, long size, bool) {
+            Map<T> gradient = trunk(size).backward_to_input(block, head_.input_gradient_map(shape, first),
+                                                            head_.input_map(shape, first));
+            scatter_map(gradient, net_.in, size, out + first * net_.in.size());
+        });
+        return loss;
+    }
+
     // Outputs (logits, or activated values) of `samples` samples, row j at `output(j)`.
-    void forward(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep = false) {
+    void forward(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep = false,
+                 bool to_input = false) {
         if (net_.trunk.empty())
             gather_rows(inputs, order, samples, head_.input_rows(), head_.input_row());
         else
-            forward_trunk(inputs, order, samples, weights, keep);
+            forward_trunk(inputs, order, samples, weights, keep, to_input);
         head_.forward(weights, samples);
     }
 
@@ -86,11 +109,12 @@ class Model {
         }
     }
 
-    void forward_trunk(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep) {
+    void forward_trunk(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep,
+                       bool to_input) {
         const MapShape& shape = net_.trunk.back().out;
         for_blocks(samples, [&](long block, long first, long size, bool new_size) {
             Trunk<T>& part = trunk(size);
-            if (new_size) part.begin_step(weights, keep);
+            if (new_size) part.begin_step(weights, keep, to_input);
             long place = keep ? block : 0;  // without a way back one place serves all blocks
             gather_map(inputs, order + first, size, part.input(place));
             part.forward(place, weights, head_.input_map(shape, first));

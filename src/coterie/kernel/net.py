@@ -16,6 +16,7 @@ from coterie.errors import CoterieError
 from coterie.kernel.library import (
     DataCall,
     EvaluateCall,
+    GradientCall,
     LayerRecord,
     Library,
     NetworkCall,
@@ -170,6 +171,25 @@ class Net:
         """What the module itself returns, for every model: [M, n, outputs], without a softmax."""
         return self._outputs(weights, x, "mse", (0.0,), (1.0,), 1.0)
 
+    def input_gradient(self, weights: Tensor, x: Tensor, y: Tensor | None) -> tuple[float, Tensor]:
+        """The summed loss of one model (flat `weights`) and its gradient with respect to the inputs `x`."""
+        dtype = _dtype_of(weights)
+        _check_flat("weights", weights, (self.size,), dtype)
+        data, _kept = self._data(x, y, dtype, (0.0,), (1.0,), 1.0)
+        if x.dtype != dtype:
+            raise CoterieError(f"x is {x.dtype}, but {dtype} is needed; bytes have no gradient.")
+        gradient = torch.empty_like(x)
+        network, _layers = self._network(self.loss)
+        call = GradientCall(
+            network=network,
+            data=data,
+            weights=weights.data_ptr(),
+            block_bytes=self.block_bytes,
+            gradient=gradient.data_ptr(),
+        )
+        self._run("gradient", dtype, call)
+        return float(call.loss), gradient
+
     def _outputs(
         self, weights: Tensor, x: Tensor, loss: Loss, mean: Sequence[float], std: Sequence[float], scale: float
     ) -> Tensor:
@@ -190,7 +210,7 @@ class Net:
         self._run("evaluate", dtype, call)
         return out
 
-    def _run(self, name: str, dtype: torch.dtype, call: TrainCall | EvaluateCall) -> None:
+    def _run(self, name: str, dtype: torch.dtype, call: TrainCall | EvaluateCall | GradientCall) -> None:
         problem = self.library.call(name, _DTYPES[dtype], call)
         if problem:
             raise CoterieError(problem)

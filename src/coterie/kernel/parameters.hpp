@@ -6,6 +6,7 @@
 
 #include "linear.hpp"
 #include "network.hpp"
+#include "transpose.hpp"
 #include "vector.hpp"
 
 namespace coterie {
@@ -43,7 +44,10 @@ class Parameters {
             if (!entry.linear)
                 std::memcpy(to, from, size_t(entry.count) * sizeof(T));
             else
-                for_panel_rows(entry, [&](long o, long k, long at) { to[at] = from[o * entry.shape.inputs + k]; });
+                for_panels(entry, [&](long first, long outputs, long start, long width) {
+                    auto row = [&](long o) { return from + (first + o) * entry.shape.inputs; };
+                    transpose<T>(row, outputs, entry.shape.inputs, to + start, width);
+                });
         }
     }
 
@@ -54,7 +58,10 @@ class Parameters {
             if (!entry.linear)
                 std::memcpy(to, from, size_t(entry.count) * sizeof(T));
             else
-                for_panel_rows(entry, [&](long o, long k, long at) { to[o * entry.shape.inputs + k] = from[at]; });
+                for_panels(entry, [&](long first, long outputs, long start, long width) {
+                    auto row = [&](long k) { return from + start + k * width; };
+                    transpose<T>(row, entry.shape.inputs, outputs, to + first * entry.shape.inputs, entry.shape.inputs);
+                });
         }
     }
 
@@ -71,16 +78,13 @@ class Parameters {
         size_ += round_up(count, kLanes<T>);
     }
 
-    // Sixteen inputs at a time, so that neither side of the transposition leaves the cache.
     template <class Body>
-    static void for_panel_rows(const Entry& entry, Body&& body) {
+    static void for_panels(const Entry& entry, Body&& body) {
         const PackedLinear<T>& shape = entry.shape;
         for (long p = 0; p < shape.panels(); p++) {
-            long first = p * shape.kPanel, last = std::min(shape.outputs, first + shape.kPanel);
-            long width = shape.vectors_of(p) * kLanes<T>;
-            for (long block = 0; block < shape.inputs; block += 16)
-                for (long k = block; k < std::min(shape.inputs, block + 16); k++)
-                    for (long o = first; o < last; o++) body(o, k, shape.start(p) + k * width + (o - first));
+            long first = p * shape.kPanel;
+            body(first, std::min<long>(shape.kPanel, shape.outputs - first), shape.start(p),
+                 shape.vectors_of(p) * kLanes<T>);
         }
     }
 

@@ -20,18 +20,20 @@ COTERIE_INLINE void challenge(Vec<T>& best, Mask<T>& position, Vec<T> value, int
 template <class T>
 void pool_row(const T* upper, const T* lower, long width, long samples, Activation activation, T* out, long out_column,
               uint8_t* winners) {
+    constexpr long L = kLanes<T>;
     for (long x = 0; x < width; x++) {
         const T *u = upper + 2 * x * samples, *l = lower + 2 * x * samples;
-        for (long j = 0; j < samples; j += kLanes<T>) {
+        for (long j = 0; j < samples; j += L) {
             Vec<T> best = load(u + j);
             Mask<T> position{};
             challenge<T>(best, position, load(u + samples + j), 1);
             challenge<T>(best, position, load(l + j), 2);
             challenge<T>(best, position, load(l + samples + j), 3);
             Codes<T> codes = __builtin_convertvector(position, Codes<T>);
-            // Written in full: what runs over the end is overwritten by the next column or is slack.
-            std::memcpy(winners + x * samples + j, &codes, sizeof(codes));
-            store_first(out + x * out_column + j, activate<T>(best, activation), samples - j);
+            std::memcpy(winners + x * samples + j, &codes, sizeof(codes));  // its rows have slack
+            // Columns that touch are written in whole vectors: what runs over is overwritten by the next column.
+            bool whole = out_column == samples && (width - x) * samples - j >= L;
+            store_first(out + x * out_column + j, activate<T>(best, activation), whole ? L : samples - j);
         }
     }
 }
@@ -40,19 +42,22 @@ void pool_row(const T* upper, const T* lower, long width, long samples, Activati
 template <class T>
 void unpool_row(const T* gradient, long gradient_column, const T* value, long value_column, const uint8_t* winners,
                 long width, long samples, Activation activation, T* upper, T* lower, long column) {
+    constexpr long L = kLanes<T>;
     for (long x = 0; x < width; x++) {
         T *u = upper + 2 * x * column, *l = lower + 2 * x * column;
-        for (long j = 0; j < samples; j += kLanes<T>) {
+        // Backwards, and in whole vectors: what runs over a column's end is overwritten by the start of the next.
+        for (long j = (samples - 1) / L * L; j >= 0; j -= L) {
             Codes<T> codes;
             std::memcpy(&codes, winners + x * samples + j, sizeof(codes));
             Mask<T> position = __builtin_convertvector(codes, Mask<T>);
             Vec<T> g = through_activation<T>(load(gradient + x * gradient_column + j), load(value + x * value_column + j),
                                              activation);
-            long left = samples - j;
-            store_first(u + j, position == 0 ? g : Vec<T>{}, left);
-            store_first(u + column + j, position == 1 ? g : Vec<T>{}, left);
-            store_first(l + j, position == 2 ? g : Vec<T>{}, left);
-            store_first(l + column + j, position == 3 ? g : Vec<T>{}, left);
+            long to_row_end = 2 * (width - x) * column - j;
+            long left_lanes = to_row_end >= L ? L : samples - j, right_lanes = to_row_end - column >= L ? L : samples - j;
+            store_first(u + j, position == 0 ? g : Vec<T>{}, left_lanes);
+            store_first(l + j, position == 2 ? g : Vec<T>{}, left_lanes);
+            store_first(u + column + j, position == 1 ? g : Vec<T>{}, right_lanes);
+            store_first(l + column + j, position == 3 ? g : Vec<T>{}, right_lanes);
         }
     }
 }

@@ -96,6 +96,7 @@ class _Translation:
                 f"its forward cannot be traced ({str(error).splitlines()[0] if str(error) else error!r})"
             ) from None
         self.values: dict[fx.Node, Any] = {}
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self.current: fx.Node | None = None
         for node in graph.nodes:
             self._visit(node)
@@ -127,6 +128,7 @@ class _Translation:
             if self.current is not None:
                 raise _NotKnown("its forward takes more than one input")
             self.current = node
+            self.shapes[node] = self.shape
         elif node.op == "output":
             if node.args[0] is not self.current:
                 raise _NotKnown("its forward does not return the last layer's output alone")
@@ -137,6 +139,7 @@ class _Translation:
         else:
             self._layer(node)
             self.current = node
+            self.shapes[node] = self.shape
 
     def _is_shape(self, node: fx.Node) -> bool:
         if node.op == "call_method":
@@ -151,8 +154,9 @@ class _Translation:
             if not isinstance(index, int | slice):
                 raise _NotKnown("it indexes a shape in a way that is not known")
             return self.values[node.args[0]][index]  # type: ignore[index]
-        self._check_input(node)
-        whole = (_BATCH, *self.shape)
+        if node.args[0] not in self.shapes:
+            raise _NotKnown("it reads the size of something that is not a layer's output")
+        whole = (_BATCH, *self.shapes[node.args[0]])  # type: ignore[index]
         if node.target is getattr:
             if node.args[1] != "shape":
                 raise _NotKnown(f"its forward reads the attribute {node.args[1]} of a tensor")

@@ -31,10 +31,10 @@ class Trunk {
     }
 
     // Once per step, as the weights have changed.
-    void begin_step(const T* weights, bool for_backward) {
+    void begin_step(const T* weights, bool for_backward, bool to_input = false) {
         for (long i = 0; i < long(stages_.size()); i++)
             if (stages_[i].shape.convolves)
-                stages_[i].convolution->pack(weights + stages_[i].weight, for_backward && i > lowest_);
+                stages_[i].convolution->pack(weights + stages_[i].weight, for_backward && (to_input || i > lowest_));
     }
 
     // The first map of block `block`, to be filled before `forward`.
@@ -78,6 +78,24 @@ class Trunk {
             out_gradient = in_gradient;
             out_value = in;
         }
+    }
+
+    // Down to the gradient of the block's inputs, leaving the weights alone.
+    Map<T> backward_to_input(long block, Map<T> out_gradient, Map<T> out_value) {
+        Kept& kept = kept_[block];
+        for (long i = long(stages_.size()) - 1; i >= 0; i--) {
+            Stage& stage = stages_[i];
+            Map<T> in_gradient = stage.gradient.view(stage.in_gradient.data());
+            bool convolves = stage.shape.convolves;
+            Map<T> target = convolves ? stage.convolution->dz_layout().view(stage.dz.data()) : in_gradient;
+            backward_to(stage, out_gradient, out_value, kept.winners[i].data(), target);
+            if (convolves)
+                for (long y = 0; y < stage.shape.in.height; y++)
+                    stage.convolution->backward_row(target, y, in_gradient.at(0, y), in_gradient.channel);
+            out_gradient = in_gradient;
+            out_value = stage.in.view(kept.inputs[i].data());
+        }
+        return out_gradient;
     }
 
    private:

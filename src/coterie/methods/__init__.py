@@ -6,16 +6,43 @@ from typing import Any
 
 from coterie.errors import unknown
 from coterie.methods.base import ServerMethod
+from coterie.methods.cfl import CFL
+from coterie.methods.embedding import Embedding
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedcg import FedCG
+from coterie.methods.fedfomo import FedFomo
 from coterie.methods.fedprox import FedProx
 from coterie.methods.fedsem import FedSEM
+from coterie.methods.gossip import Gossip
 from coterie.methods.ifca import IFCA
+from coterie.methods.ladd import LADD
 from coterie.methods.local import Local
+from coterie.methods.md_icfl import MDICFL
 from coterie.methods.oracle import Oracle
+from coterie.methods.panm import PANM
+from coterie.methods.pens import PENS
 from coterie.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[ServerMethod[Any]]] = {
-    kind.name: kind for kind in (Local, FedAvg, FedProx, Scaffold, IFCA, FedSEM, Oracle)
+    kind.name: kind
+    for kind in (
+        Local,
+        FedAvg,
+        FedProx,
+        Scaffold,
+        IFCA,
+        FedSEM,
+        CFL,
+        FedFomo,
+        MDICFL,
+        LADD,
+        Embedding,
+        FedCG,
+        Oracle,
+        Gossip,
+        PENS,
+        PANM,
+    )
 }
 
 

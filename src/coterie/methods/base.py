@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from coterie.cohort import Cohort, Optimiser, evaluate
 from coterie.data.samples import ClientId
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, unknown
 from coterie.federation import Federation, Replies, on_client
 from coterie.report.panels import Panel
 from coterie.states import Stack, State
@@ -48,13 +48,9 @@ class Assessment:
 
 
 @dataclass(frozen=True)
-class ServerMethod(ABC, Generic[S]):
-    """A method with a server. Its fields are its settings: the same names in Python, in TOML and on the command line.
+class LocalTraining:
+    """How a client trains, whoever it works with: the settings that all methods share."""
 
-    Subclasses are frozen dataclasses. `S`, the state between rounds, is a frozen dataclass too and is the checkpoint.
-    """
-
-    fraction: float = field(default=1.0, metadata={"help": "clients per round: a fraction (<= 1) or a number (> 1)"})
     epochs: int = field(default=5, metadata={"help": "local epochs per round"})
     batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
     lr: float = field(default=0.1, metadata={"help": "learning rate"})
@@ -66,16 +62,32 @@ class ServerMethod(ABC, Generic[S]):
     name: ClassVar[str]
     paper: ClassVar[str]
     summary: ClassVar[str]
-    state_type: ClassVar[type[Any]]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Settings that belong together, by name: `preset=NAME` on the command line and in TOML."""
 
     def __post_init__(self) -> None:
-        self._require(self.fraction > 0, "fraction", "be above 0")
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
         self._require(self.lr > 0, "lr", "be above 0")
         self._require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)")
         self._require(self.weight_decay >= 0, "weight_decay", "be at least 0")
         self._require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]")
+
+    @classmethod
+    def expand(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings with those of the preset they name, which give way to what else is set."""
+        own = dict(settings)
+        preset = own.pop("preset", None)
+        if preset is None:
+            return own
+        if preset not in cls.presets:
+            raise unknown(f"preset of {cls.name}", str(preset), cls.presets)
+        return {**cls.presets[preset], **own}
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """The method with a preset's settings and some of one's own: `MDICFL.preset("paper", k=3)`."""
+        return cls(**cls.expand({"preset": name, **changes}))
 
     def _require(self, fine: bool, key: str, what: str) -> None:
         if not fine:
@@ -87,6 +99,22 @@ class ServerMethod(ABC, Generic[S]):
         return Optimiser(
             self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, self.lr_decay, self.optimiser
         )
+
+
+@dataclass(frozen=True)
+class ServerMethod(LocalTraining, ABC, Generic[S]):
+    """A method with a server. Its fields are its settings: the same names in Python, in TOML and on the command line.
+
+    Subclasses are frozen dataclasses. `S`, the state between rounds, is a frozen dataclass too and is the checkpoint.
+    """
+
+    fraction: float = field(default=1.0, metadata={"help": "clients per round: a fraction (<= 1) or a number (> 1)"})
+
+    state_type: ClassVar[type[Any]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.fraction > 0, "fraction", "be above 0")
 
     def task(self, task: Task) -> Task:
         """The task this method really trains; a method that changes the network wraps it here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from coterie.cohort import Cohort, local_sgd
@@ -87,14 +87,18 @@ class FedSEM(ServerMethod[Centres]):
         self, vectors: dict[str, Tensor], centroids: Tensor | None, fed: Federation
     ) -> tuple[dict[str, int], Tensor | None]:
         """Lloyd from the last centroids, so that clusters keep their numbers; ten fresh starts the first time."""
+        from sklearn.cluster import KMeans
+
         if len(vectors) < self.k:
             return dict.fromkeys(vectors, 0), None
         names = sorted(vectors)
         points = torch.stack([vectors[name] for name in names]).numpy()
         if centroids is None:
-            found = KMeans(self.k, n_init=10, random_state=key64(fed.seed, "k-means") % 2**32).fit(points)
+            search = KMeans(self.k, n_init=10, random_state=key64(fed.seed, "k-means") % 2**32)
         else:
-            found = KMeans(self.k, init=centroids.numpy(), n_init=1, max_iter=5).fit(points)
+            search = KMeans(self.k, init=centroids.numpy(), n_init=1, max_iter=5)
+        with threadpool_limits(1):  # more threads add in an order that changes from call to call
+            found = search.fit(points)
         labels = dict(zip(names, map(int, found.labels_), strict=True))
         return labels, torch.from_numpy(found.cluster_centers_.copy())
 

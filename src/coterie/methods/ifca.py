@@ -54,7 +54,8 @@ class IFCA(ClusterMethod):
         self._require(self.k >= 1, "k", "be at least 1")
         self._require(self.score_batch >= 0, "score_batch", "be at least 0")
         self._require(self.restarts >= 0, "restarts", "be at least 0")
-        self._require(0 <= self.min_share * self.k <= 1, "min_share", f"be at most 1/k = {1 / max(self.k, 1):.3g}")
+        possible = 0 <= self.min_share * self.k <= 1 or not self.restarts
+        self._require(possible, "min_share", f"be at most 1/k = {1 / max(self.k, 1):.3g} when there are restarts")
 
     def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
         """Nobody has a cluster before choosing one."""

@@ -8,8 +8,6 @@ from math import isfinite
 from statistics import fmean, pstdev
 from typing import Any
 
-import networkx  # type: ignore[import-untyped]
-
 from .folder import RunFolder
 from .panels import Graph, Heatmap, Histogram, Lines
 from .text import method_title
@@ -161,6 +159,8 @@ def histogram(panel: Histogram) -> Figure:
 
 def graph(panel: Graph) -> Figure:
     """Nodes where springs of the edges' strength put them; heavier edges are drawn stronger."""
+    import networkx  # type: ignore[import-untyped]
+
     network = networkx.Graph()
     network.add_nodes_from(range(len(panel.nodes)))
     for edge in panel.edges:

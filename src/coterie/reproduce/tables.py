@@ -10,24 +10,35 @@ from typing import Any
 
 from coterie.compare import once
 from coterie.config import from_tables
+from coterie.folder import read_metrics
 
 Note = Callable[[str], None]
 _COLUMNS = {
     "accuracy": ("accuracy %", 100.0, 2),
     "worst_accuracy": ("worst client %", 100.0, 2),
+    "unseen_accuracy": ("unseen clients %", 100.0, 2),
     "ari": ("ARI", 1.0, 2),
     "n_clusters": ("clusters", 1.0, 1),
     "bytes_down": ("MB down", 1e-6, 1),
     "bytes_up": ("MB up", 1e-6, 1),
     "seconds": ("seconds", 1.0, 0),
+    "rounds_to_target": ("rounds to target", 1.0, 1),
+    "bytes_to_target": ("MB to target", 1e-6, 1),
+    "seconds_to_target": ("seconds to target", 1.0, 0),
+    "precision": ("precision", 1.0, 3),
+    "recall": ("recall", 1.0, 3),
+    "received": ("models received per peer", 1.0, 1),
 }
+_LOGGED = ("precision", "recall", "received")
+"""What peer-to-peer methods log in every round."""
+_TO_TARGET = "to_target"
 
 
 def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: Note) -> str:
     """Run every row with every seed (finished runs are kept) and set the means beside the paper's numbers.
 
     A `[[table.row]]` has a `label`, the configuration it adds to the table's `[table.base]`, and maybe `paper`, the
-    published numbers by metric.
+    published numbers by metric. With a `target` accuracy, columns may tell what reaching it cost.
     """
     columns = list(table.get("columns", ["accuracy", "ari", "seconds"]))
     lines = []
@@ -35,7 +46,8 @@ def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: N
         config = from_tables(_merged(table.get("base", {}), row.get("run", {})))
         results = []
         for seed in seeds:
-            results.append(once(config, seed, out / _folder(row["label"]) / f"seed{seed}", _Quiet(note)))
+            folder = out / _folder(row["label"]) / f"seed{seed}"
+            results.append({**once(config, seed, folder, _Quiet(note)), **_cost(folder, table.get("target")), **_logged(folder)})
             note(f"{row['label']}, seed {seed}: accuracy {results[-1]['accuracy']:.4f}, ARI {results[-1]['ari']}")
         cells = [_cell(column, [result[column] for result in results]) for column in columns]
         paper = row.get("paper", {})
@@ -45,6 +57,23 @@ def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: N
     text = markdown(["", *cited, *(_COLUMNS[column][0] for column in columns)], lines)
     (out / "table.md").write_text(text)
     return text
+
+
+def _logged(folder: Path) -> dict[str, float | None]:
+    """What the method logged in the last round."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    last: Mapping[str, Any] = next((event["log"] for event in reversed(events) if event["event"] == "round"), {})
+    return {name: last.get(name) for name in _LOGGED}
+
+
+def _cost(folder: Path, target: float | None) -> dict[str, float | None]:
+    """Rounds, bytes both ways (without evaluation) and seconds until the mean accuracy first reached the target."""
+    names = [f"{what}_{_TO_TARGET}" for what in ("rounds", "bytes", "seconds")]
+    for row in read_metrics(folder) if target is not None else []:
+        if (row["accuracy"] or 0.0) >= float(target or 0):
+            sent = (row["bytes_down"] or 0.0) + (row["bytes_up"] or 0.0)
+            return dict(zip(names, (row["round"], sent, row["seconds"]), strict=True))
+    return dict.fromkeys(names)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -62,6 +91,8 @@ def spread(values: Sequence[float], digits: int) -> str:
 def _cell(column: str, values: Sequence[float | None]) -> str:
     _, scale, digits = _COLUMNS[column]
     known = [value * scale for value in values if value is not None]
+    if column.endswith(_TO_TARGET) and len(known) < len(values):
+        return f"{len(known)} of {len(values)} seeds" if known else "never"
     return spread(known, digits) if known else "–"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from coterie.data.samples import Samples
 
@@ -14,6 +13,8 @@ LEVELS = 16
 
 def read_digits() -> Samples:
     """All digits, uint8 [1797, 1, 8, 8], in scikit-learn's order; the set has no official split."""
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     x = torch.from_numpy(np.asarray(bunch.images).astype(np.uint8)).unsqueeze(1)
     return Samples(x, torch.from_numpy(np.asarray(bunch.target).astype(np.int64)))

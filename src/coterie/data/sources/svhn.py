@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.io import loadmat
 
 from coterie.data.samples import Samples
 
@@ -20,6 +19,8 @@ def read_svhn(folder: Path, how: str) -> Split:
 
 
 def _part(path: Path, how: str) -> Samples:
+    from scipy.io import loadmat
+
     try:
         body = loadmat(str(path))
         x, y = np.asarray(body["X"]), np.asarray(body["y"]).ravel()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_svmlight_file
 
 from coterie.data.samples import Samples
 
@@ -24,6 +23,8 @@ def read_usps(folder: Path, how: str) -> Split:
 
 
 def _part(path: Path, how: str) -> Samples:
+    from sklearn.datasets import load_svmlight_file
+
     try:
         table, labels = load_svmlight_file(io.BytesIO(contents(path, how)), n_features=_SIDE * _SIDE)
     except (ValueError, OverflowError) as problem:

@@ -1,0 +1,80 @@
+"""FedAvg with Flower's simulation: Ray workers that share the clients of a round."""
+# mypy: disable-error-code="import-not-found,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from benchmarks.peer_scripts import flower_client, work
+
+
+class Clocked(FedAvg):
+    """Flower's FedAvg that notes when each round ends and how many steps its clients took."""
+
+    def __init__(self) -> None:
+        # without these minima the first round begins as soon as the first clients have registered
+        super().__init__(
+            fraction_train=work.SAMPLED / work.CLIENTS,
+            fraction_evaluate=0.0,
+            min_train_nodes=work.SAMPLED,
+            min_available_nodes=work.CLIENTS,
+        )
+        self.times: list[float] = []
+        self.steps = 0
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The mean of the replies."""
+        replies = list(replies)
+        found: tuple[ArrayRecord | None, MetricRecord | None] = super().aggregate_train(server_round, replies)
+        self.times.append(time.perf_counter())
+        for reply in replies:
+            steps = reply.content.metric_records["metrics"]["steps"] if reply.has_content() else 0
+            assert isinstance(steps, int)
+            self.steps += steps
+        return found
+
+
+def main() -> None:
+    """Run the rounds and report."""
+    options = work.options()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    network = work.network(options.model)
+    strategy, server = Clocked(), ServerApp()
+
+    @server.main()
+    def rounds(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
+        result = strategy.start(
+            grid,
+            ArrayRecord(network.state_dict()),
+            num_rounds=options.rounds + 1,
+            train_config=ConfigRecord({"model": options.model, "threads": options.threads}),
+        )
+        trained.load_state_dict(result.arrays.to_torch_state_dict())
+
+    trained = work.network(options.model)
+    run_simulation(
+        server_app=server,
+        client_app=flower_client.app,
+        num_supernodes=work.CLIENTS,
+        backend_config={
+            "init_args": {"num_cpus": options.workers, "include_dashboard": False, "log_to_driver": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
+    )
+    images = work.float_images()
+    work.report("flwr", strategy.times, strategy.steps, work.judge(network, images), work.judge(trained, images))
+
+
+if __name__ == "__main__":
+    main()

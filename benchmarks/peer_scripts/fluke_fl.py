@@ -1,0 +1,64 @@
+"""FedAvg with fluke: its own loader of tensors in memory, evaluation switched off."""
+# mypy: disable-error-code="import-not-found,misc"
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import benchmarks.peer_scripts.without_torchvision  # noqa: F401 - before the library
+
+# isort: split
+from fluke import DDict, FlukeENV
+from fluke.algorithms.fedavg import FedAVG
+from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
+from fluke.utils import FederationObserver
+
+from benchmarks.peer_scripts import work
+
+
+class Clock(FederationObserver):
+    """Notes when each round ends."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def end_round(self, round: int) -> None:
+        """A round is over."""
+        self.times.append(time.perf_counter())
+
+
+def main() -> None:
+    """Run the rounds and report."""
+    options = work.options()
+    images = work.float_images()
+    network = work.network(options.model)
+    before = work.judge(network, images)
+    environment: Any = FlukeENV()
+    environment.set_seed(0)
+    environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+    loaders = [
+        FastDataLoader(*images.client(index), num_labels=work.CLASSES, batch_size=work.BATCH, shuffle=True)
+        for index in range(work.CLIENTS)
+    ]
+    data = DummyDataContainer(loaders, [None] * work.CLIENTS, None, work.CLASSES)
+    settings = DDict(
+        model=network,
+        client=DDict(
+            batch_size=work.BATCH,
+            local_epochs=1,
+            loss=work.CountedLoss,
+            optimizer=DDict(name="SGD", lr=work.RATE),
+            scheduler=DDict(name="StepLR", step_size=1, gamma=1),
+        ),
+        server=DDict(weighted=True),
+    )
+    federation = FedAVG(work.CLIENTS, DataSplitter(data), settings)
+    clock = Clock()
+    federation.set_callbacks([clock])
+    federation.run(options.rounds + 1, work.SAMPLED / work.CLIENTS)
+    work.report("fluke-fl", clock.times, work.CountedLoss.steps, before, work.judge(federation.server.model, images))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Groups of clients from the directions of their first updates (ours; no part of the MD-ICFL paper).
+
+Clients that trained from one common model pull it in directions that differ by group. Of every client a running sum of
+these directions is kept, so that rounds add up and clients that were absent count with what they showed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+from coterie.states import Stack, State, cosine, count
+from coterie.task import Task
+
+
+def seeding_layer(task: Task) -> str:
+    """The first fully connected layer; where there is none, the last layer with a matrix of weights."""
+    shapes = {name: task.template[name].dim() for name in task.parameters}
+    linear = [name for name, dimensions in shapes.items() if dimensions == 2]
+    return linear[0] if linear else [name for name, dimensions in shapes.items() if dimensions > 1][-1]
+
+
+def directions(models: Stack, common: State, layer: str, shares: Tensor | None = None, ridge: float = 1.0) -> Tensor:
+    """The direction in which each client pulled the layer, less what all pulled alike: unit rows [N, D].
+
+    With the clients' label shares, less what their labels explain by a ridge regression.
+    """
+    updates = (models[layer] - common[layer]).reshape(count(models), -1).float()
+    if shares is None:
+        rest = updates - updates.mean(0)
+    else:
+        p = shares.float()
+        gram = p.T @ p + ridge * torch.eye(p.shape[1])
+        rest = updates - p @ torch.linalg.solve(gram, p.T @ updates)
+    return torch.nn.functional.normalize(rest, dim=1)
+
+
+def cosine_groups(vectors: Mapping[str, Tensor], k: int) -> dict[str, int]:
+    """K groups by average linkage of 1 - cosine, numbered by the first client of each in the order of names."""
+    names = sorted(vectors)
+    if len(names) <= k:
+        return {name: number for number, name in enumerate(names)}
+    gaps = (1 - cosine(torch.stack([vectors[name] for name in names]))).clamp_min(0).double()
+    gaps = (gaps + gaps.T) / 2
+    tree = linkage(squareform(gaps.fill_diagonal_(0).numpy(), checks=False), "average")
+    return numbered(names, fcluster(tree, k, "maxclust").tolist())
+
+
+def numbered(names: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
+    """Labels renamed 0, 1, ... in the order in which they first occur."""
+    order: dict[int, int] = {}
+    return {name: order.setdefault(label, len(order)) for name, label in zip(names, labels, strict=True)}
+
+
+def same_partition(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Whether both group the clients that they share in the same way, whatever the numbers."""
+    shared = sorted(set(one) & set(other))
+    first, second = (numbered(shared, [groups[name] for name in shared]) for groups in (one, other))
+    return bool(shared) and first == second

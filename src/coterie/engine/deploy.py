@@ -1,0 +1,208 @@
+"""A run whose clients are on other machines, from its configuration to its report."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from coterie.config import RunConfig
+from coterie.data.samples import ClientId
+from coterie.data.scenarios import SCENARIOS
+from coterie.engine.faults import Faults
+from coterie.engine.flower import FlowerTransport
+from coterie.engine.orders import DTYPES, Agreement, Hello, from_text, pooled, settings_of, to_text
+from coterie.engine.remote import LIMIT, RemoteFederation, Transport, gathered
+from coterie.engine.superlink import ServerSecurity, SuperLink, own_superlink
+from coterie.errors import CoterieError
+from coterie.experiment import builder_named, config_of, defaults_of
+from coterie.folder import RunFolder
+from coterie.methods.peers import PeerMethod
+from coterie.rounds import Nobody, Result, View, run_with
+from coterie.task import Task
+
+DEPLOYMENT = "deployment.json"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How a server waits and what it accepts."""
+
+    clients: int = 2
+    """The run begins when so many clients are there; any one of them is enough to go on."""
+    seconds: float = 120.0
+    """How long a client may take for its answer."""
+    patience: float = 300.0
+    """How long to wait for clients before the run ends unfinished."""
+    limit: int = LIMIT
+    """The longest message, in bytes."""
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.seconds <= 0 or self.patience < 0 or self.limit < 1:
+            raise CoterieError("--clients and --max-megabytes must be at least 1, --timeout above 0, --patience 0.")
+
+
+def serve(
+    config: RunConfig,
+    out: Path,
+    options: ServeOptions,
+    *,
+    host: str,
+    port: int,
+    security: ServerSecurity | None = None,
+    superlink: str | None = None,
+    view: View | None = None,
+    resume: bool = False,
+) -> Result:
+    """Run a configuration on a SuperLink of our own, or on one that is there already."""
+    _check(config)
+    watcher = view or Nobody()
+    folder = _opened(config, out, resume)
+    if superlink is not None:
+        ca = None if security is None else security.ca
+        return _served(config, folder, options, SuperLink(superlink, ca, None, None), None, watcher, resume)
+    with own_superlink(host, port, security, out / "superlink.log", options.limit) as link:
+        names = link.register(security.clients) if security is not None and security.clients else None
+        lock = "TLS and keys" if names else "TLS" if security is not None else "no TLS"
+        watcher.note(f"waiting for {options.clients} clients at {host}:{port} ({lock})")
+        return _served(config, folder, options, link, names, watcher, resume)
+
+
+def _served(
+    config: RunConfig,
+    folder: RunFolder,
+    options: ServeOptions,
+    link: SuperLink,
+    names: Mapping[int, ClientId] | None,
+    view: View,
+    resume: bool,
+) -> Result:
+    with link.grid() as grid:
+        transport = FlowerTransport(grid, seconds=options.seconds, names=names, note=view.note, alive=link.check)
+        result = conduct(config, folder, transport, options, view=view, resume=resume)
+        transport.farewell()
+        return result
+
+
+def run_on_grid(config: RunConfig, grid: Grid, options: ServeOptions, out: Path | None) -> Result:
+    """The same inside Flower's own server process, for `flwr run`."""
+    _check(config)
+    path = out or Path("runs") / f"{config.method}-flower-seed{config.seed}"
+    resume = (path / DEPLOYMENT).is_file()
+    folder = _opened(config, path, resume)
+    return conduct(config, folder, FlowerTransport(grid, seconds=options.seconds), options, resume=resume)
+
+
+def conduct(
+    config: RunConfig,
+    folder: RunFolder,
+    transport: Transport,
+    options: ServeOptions,
+    *,
+    view: View | None = None,
+    resume: bool = False,
+) -> Result:
+    """Agree with the clients on what is learnt, then run the rounds."""
+    watcher = view or Nobody()
+    file = folder.path / DEPLOYMENT
+    if file.is_file():
+        saved = json.loads(file.read_text())
+        agreement, known = from_text(Agreement, json.dumps(saved["agreement"])), saved["clients"]
+    else:
+        agreement, known = agree(config, gathered(transport, options.clients, options.patience, folder.go_on)), []
+        _write(folder, agreement, [])
+    method = agreement.build_method()
+    builder = builder_named(agreement.model, agreement.shape, agreement.classes)
+    task = Task(
+        builder, agreement.shape, agreement.classes, agreement.normalise, dtype=DTYPES[agreement.dtype],
+        use_kernel=agreement.use_kernel,
+    )  # fmt: skip
+    fed = RemoteFederation(
+        method.task(task),
+        agreement,
+        transport,
+        known=known,
+        patience=options.patience,
+        limit=options.limit,
+        path="Flower",
+        go_on=folder.go_on,
+        note=watcher.note,
+        on_saved=lambda _, clients: _write(folder, agreement, clients),
+    )
+    return run_with(
+        fed,
+        method,
+        folder,
+        rounds=config.rounds,
+        view=watcher,
+        scenario=_subject(config),
+        evaluate_every=config.evaluate_every,
+        evaluate_clients=config.evaluate_clients,
+        checkpoint_seconds=config.checkpoint_seconds,
+        resume=resume,
+    )
+
+
+def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> Agreement:
+    """What the run is about, from the configuration and from what the clients say of their data."""
+    shapes = {hello.shape for hello in hellos.values()}
+    if len(shapes) > 1:
+        listed = ", ".join(f"{name}: {hello.shape}" for name, hello in sorted(hellos.items()))
+        raise CoterieError(f"The clients have inputs of different shapes ({listed}); bring all to one.")
+    named = SCENARIOS[config.scenario.name] if config.scenario.data is None else None
+    model = config.model or (named.model if named is not None else "")
+    if not model:
+        raise CoterieError('Your own data need a model: set model = "NAME" (see `coterie list models`).')
+    shape, classes = shapes.pop(), max(hello.classes for hello in hellos.values())
+    builder_named(model, shape, classes)
+    return Agreement(
+        run=f"{config.method}-{secrets.token_hex(8)}",
+        method=config.method,
+        settings=settings_of(config.build_method(defaults_of(config))),
+        model=model,
+        shape=shape,
+        classes=classes,
+        normalise=named.normalise if named is not None else pooled(hellos),
+        dtype=config.dtype,
+        seed=config.seed,
+        use_kernel=config.engine.kernel,
+    )
+
+
+def _check(config: RunConfig) -> None:
+    if config.faults != Faults():
+        raise CoterieError("faults are simulated ones, and these clients are real; leave the table [faults] out.")
+    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
+        raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
+    method = config.build_method(defaults_of(config))
+    if isinstance(method, PeerMethod):
+        raise CoterieError(f"{config.method} has no server; run it between peers: coterie peer --config ...")
+
+
+def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
+    if resume and (path / "result.json").is_file():
+        raise CoterieError(f"The run in {path} is finished; see {path / 'report.html'}.")
+    if resume and not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
+        raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
+    folder = RunFolder(path) if resume else RunFolder.create(path, config.to_toml())
+    folder.go_on = f"coterie serve --resume {path}"
+    return folder
+
+
+def _write(folder: RunFolder, agreement: Agreement, clients: list[ClientId]) -> None:
+    content = {"agreement": json.loads(to_text(agreement)), "clients": clients}
+    folder.write(DEPLOYMENT, json.dumps(content, indent=1).encode())
+
+
+def _subject(config: RunConfig) -> str:
+    return config.scenario.name if config.scenario.data is None else config.scenario.data
+
+
+def config_to_resume(folder: Path, rounds: int | None = None) -> RunConfig:
+    """The configuration of a run that was served."""
+    config = config_of(folder)
+    return config if rounds is None else replace(config, rounds=rounds)

@@ -1,0 +1,126 @@
+"""One client on its own machine: its data, its memory on its own disk, and the client functions it is asked to run."""
+
+from __future__ import annotations
+
+import typing
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import wire
+from coterie.cohort import Memory
+from coterie.config import from_tables, read_tables
+from coterie.data.own import from_file
+from coterie.data.population import unseen_ids
+from coterie.data.samples import ClientId, Population
+from coterie.engine.jobs import Job, Letter, Setting, perform
+from coterie.engine.memory import DiskMemory
+from coterie.engine.orders import DTYPES, Agreement, Hello, Order, from_text
+from coterie.errors import CoterieError
+from coterie.experiment import builder_named, population_of
+from coterie.task import Task
+
+
+def client_data(path: Path, name: ClientId) -> Population:
+    """A client's own data: an .npz file; or, for trials, a run's TOML file, of whose scenario it is client `name`."""
+    if path.suffix != ".toml":
+        return from_file(path, name)
+    config = from_tables(read_tables(path))
+    population = population_of(config.scenario, config.seed)
+    known = [*population.ids, *unseen_ids(population)]
+    if name not in known:
+        few = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+        raise CoterieError(f"The scenario of {path} has no client {name!r}; choose a --name among {few}.")
+    return population
+
+
+class Device:
+    """A client. What it answers depends on the order, its data and its memory, never on which process answers."""
+
+    def __init__(self, name: ClientId, data: Population, memory: Path, model: str = "") -> None:
+        self.name, self._data, self._root, self._model = name, data, memory, model
+        self._settings: dict[Agreement, Setting] = {}
+
+    @cached_property
+    def hello(self) -> Hello:
+        """The introduction: nothing but names, sizes and moments of the training inputs."""
+        train = self._data.client(self.name).train
+        inputs = train.x.double() / 255 if train.x.dtype == torch.uint8 else train.x.double()
+        flat = inputs.transpose(0, 1).flatten(1) if inputs.dim() == 4 else inputs.reshape(1, -1)
+        return Hello(
+            name=self.name,
+            shape=tuple(self._data.shape),
+            classes=self._data.classes,
+            dtype=str(train.x.dtype).removeprefix("torch."),
+            samples=len(train),
+            mean=tuple(flat.mean(1).tolist()),
+            square=tuple((flat**2).mean(1).tolist()),
+        )
+
+    def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> bytes:
+        """Run the client function that an order names on its message, keep what it keeps, and encode the reply."""
+        order = from_text(Order, text)
+        setting = self._setting(order.agreement)
+        function = getattr(setting.method, order.action, None)
+        if function is None or not getattr(function, "on_client", False):
+            raise CoterieError(f"{setting.method.name} has no client function {order.action!r}.")
+        letter = Letter.of(wire.decode(payload, message_type(function), limit=limit), order.common)
+        memory = DiskMemory(self._root, order.agreement.run)
+        recalled = memory.recall(order.session, order.era)
+        job = Job(order.action, order.round, (self.name,), None, (recalled,))
+        outcome = perform(setting, job, _with_axis(letter) if order.each else letter)
+        if outcome.kept:
+            memory.keep(order.session, order.era, _merged(recalled, outcome.kept), order.safe)
+        reply = outcome.reply
+        return wire.encode(wire.unpack(reply.kind, reply.skeleton, {name: t[0] for name, t in reply.tensors.items()}))
+
+    def _setting(self, agreement: Agreement) -> Setting:
+        if agreement not in self._settings:
+            self._settings = {agreement: self._agreed(agreement)}
+        return self._settings[agreement]
+
+    def _agreed(self, agreement: Agreement) -> Setting:
+        if ":" in agreement.model and agreement.model != self._model:
+            raise CoterieError(
+                f"The run trains the model {agreement.model}, which is a file of its server's; "
+                f"have the same file here and join with --model {agreement.model}."
+            )
+        if agreement.shape != tuple(self._data.shape):
+            raise CoterieError(f"The run is about inputs of shape {agreement.shape}, not {tuple(self._data.shape)}.")
+        method = agreement.build_method()
+        task = Task(
+            builder_named(agreement.model, agreement.shape, agreement.classes),
+            agreement.shape,
+            agreement.classes,
+            agreement.normalise,
+            dtype=DTYPES[agreement.dtype],
+            use_kernel=agreement.use_kernel,
+        )
+        return Setting(method, method.task(task), self._data, agreement.seed)
+
+
+def message_type(function: Any) -> Any:
+    """The type of the message that a client function takes: that of its last parameter."""
+    hints = typing.get_type_hints(function)
+    hints.pop("return")
+    return list(hints.values())[-1]
+
+
+def reply_type(function: Any) -> Any:
+    """The type that a client function returns."""
+    return typing.get_type_hints(function)["return"]
+
+
+def _with_axis(letter: Letter) -> Letter:
+    """A client's own row as a cohort of one; what is common has no such axis."""
+    whole = tuple(f"{path}/" for path in letter.common)
+    rows = {name: t if name.startswith(whole) else t.unsqueeze(0) for name, t in letter.tensors.items()}
+    return Letter(letter.kind, letter.skeleton, rows, letter.common)
+
+
+def _merged(memory: Memory, kept: dict[str, Tensor | dict[str, Tensor]]) -> Memory:
+    own = {name: v[0] if isinstance(v, Tensor) else {k: t[0] for k, t in v.items()} for name, v in kept.items()}
+    return {**memory, **own}

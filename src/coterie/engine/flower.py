@@ -1,0 +1,218 @@
+"""Flower as the carrier: our orders in Flower's messages, on the server and on a client.
+
+No `Strategy`, no Flower model types: a message holds the text of an order and the bytes of `wire`. Clients are known by
+our own names; a `query.hello` round finds out which Flower node is whom.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.data.samples import ClientId
+from coterie.engine.device import Device
+from coterie.engine.orders import HELLO, Hello, Order, from_text, to_text
+from coterie.errors import CoterieError, Unfinished
+from coterie.federation import Failure, Purpose
+
+GOODBYE = "goodbye"
+_RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
+_REFUSED = 400  # our own error code: Flower's are below 100
+_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 0.5
+_PRESENCE_SECONDS = 1.0
+_HELLO_SECONDS = 3.0
+_HELLO_LIFE = 3600.0
+
+
+def content_of(text: str, payload: bytes | None = None) -> RecordDict:
+    """A message's content: a text, and bytes as one opaque array (which Flower sends in pieces where it is long)."""
+    content = RecordDict({_RECORD: ConfigRecord({_TEXT: text})})
+    if payload is not None:
+        content[_BYTES] = ArrayRecord({_BYTES: Array("uint8", (len(payload),), _RECORD, payload)})
+    return content
+
+
+def opened(content: RecordDict) -> tuple[str, bytes]:
+    """The inverse of `content_of`; anything else is refused."""
+    record = content.config_records.get(_RECORD)
+    text = None if record is None else record.get(_TEXT)
+    arrays = content.array_records.get(_BYTES)
+    if not isinstance(text, str) or (arrays is not None and _BYTES not in arrays):
+        raise wire.WireError("This is not a message of coterie's.")
+    return text, b"" if arrays is None else arrays[_BYTES].data
+
+
+def answer(device: Device, message: Message, limit: int = wire.DEFAULT_LIMIT) -> Message:
+    """What a client replies to a message; a refusal is carried as Flower's error."""
+    try:
+        action = message.metadata.message_type.partition(".")[2]
+        if action in (HELLO, GOODBYE):
+            return Message(content_of(to_text(device.hello)), reply_to=message)
+        text, payload = opened(message.content)
+        return Message(content_of("", device.perform(text, payload, limit=limit)), reply_to=message)
+    except CoterieError as error:
+        return Message(Error(code=_REFUSED, reason=str(error)), reply_to=message)
+
+
+@dataclass(frozen=True)
+class _Node:
+    id: int
+    hello: Hello
+
+
+class FlowerTransport:
+    """Carries orders over a Flower grid, in a loop of our own: Flower's waits three seconds between two looks."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        seconds: float,
+        names: Mapping[int, ClientId] | None = None,
+        note: Callable[[str], None] = lambda _: None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._grid, self._seconds, self._names, self._note, self._alive = grid, seconds, names, note, alive
+        self._greeted: dict[str, tuple[int, float]] = {}
+        self._known: dict[int, Hello] = {}
+        self._refused: set[int] = set()
+        self._clients: dict[ClientId, _Node] = {}
+        self._quiet: set[int] = set()
+
+    def look(self) -> Mapping[ClientId, Hello]:
+        """Who is there: nodes that Flower sees, that have introduced themselves and that answered when last asked."""
+        with self._link_there():
+            return self._looked()
+
+    @contextmanager
+    def _link_there(self) -> Iterator[None]:
+        """A SuperLink that is gone ends the run, with what it has learnt saved."""
+        try:
+            self._alive()
+            yield
+        except httpx.HTTPError as error:
+            self._alive()
+            raise Unfinished(f"The SuperLink does not answer any more ({error}).") from error
+
+    def _looked(self) -> Mapping[ClientId, Hello]:
+        nodes = set(self._grid.get_node_ids())
+        waiting = {node for node, _ in self._greeted.values()}
+        strangers = [
+            n for n in nodes if (n not in self._known or n in self._quiet) and n not in waiting | self._refused
+        ]
+        if strangers:
+            pushed = self._push([(node, f"query.{HELLO}", content_of("")) for node in strangers], "", _HELLO_LIFE)
+            self._greeted.update({message: (node, time.monotonic()) for node, message in pushed.items()})
+        self._hear(nodes)
+        self._clients = {name: node for name, node in self._clients.items() if node.id in nodes}
+        return {name: node.hello for name, node in self._clients.items() if node.id not in self._quiet}
+
+    def _hear(self, nodes: set[int]) -> None:
+        """Take the introductions that have come; wait a moment for those of nodes that are new."""
+        while self._greeted:
+            for message in self._grid.pull_messages(list(self._greeted)):
+                node, _ = self._greeted.pop(message.metadata.reply_to_message_id)
+                self._meet(node, message)
+            self._greeted = {m: (node, when) for m, (node, when) in self._greeted.items() if node in nodes}
+            fresh = [when for _, when in self._greeted.values() if time.monotonic() - when < _HELLO_SECONDS]
+            if not fresh:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _meet(self, node: int, message: Message) -> None:
+        try:
+            if message.has_error():
+                raise wire.WireError(message.error.reason or "no reason given")
+            hello = from_text(Hello, opened(message.content)[0])
+            proper = hello.name if self._names is None else self._names.get(node)
+            if proper != hello.name:
+                raise wire.WireError(f"it calls itself {hello.name!r}, but its key is that of {proper!r}")
+        except CoterieError as error:
+            self._refused.add(node)
+            self._note(f"turned away a client (Flower's node {node}): {error}")
+            return
+        before = self._clients.get(hello.name)
+        if before is not None and before.id != node:
+            self._note(f"{hello.name} has come back")
+        self._known[node] = hello
+        self._quiet.discard(node)
+        self._clients[hello.name] = _Node(node, hello)
+
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
+    ) -> dict[ClientId, bytes | Failure]:
+        """One message to each client, and what they answer within the time that is allowed."""
+        with self._link_there():
+            return self._delivered(purpose, order, payloads)
+
+    def _delivered(
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
+    ) -> dict[ClientId, bytes | Failure]:
+        kind = f"{'train' if purpose == 'train' else 'query'}.{order.action}"
+        text = to_text(order)
+        there = {name: self._clients[name].id for name in payloads if name in self._clients}
+        answers: dict[ClientId, bytes | Failure] = {
+            name: Failure("lost", "it has left") for name in payloads if name not in there
+        }
+        letters = [(node, kind, content_of(text, payloads[name])) for name, node in there.items()]
+        pushed = self._push(letters, str(order.round + 1), self._seconds)
+        names = {node: name for name, node in there.items()}
+        pending = {message: names[node] for node, message in pushed.items()}
+        began = looked = time.monotonic()
+        pause = _POLL_SECONDS
+        while pending and time.monotonic() - began < self._seconds:
+            arrived = list(self._grid.pull_messages(list(pending)))
+            for message in arrived:
+                # the sender of an error is the SuperLink itself: only what it replies to tells whose it is
+                name = pending.pop(message.metadata.reply_to_message_id)
+                answers[name] = self._read(message)
+            if not pending:
+                break
+            pause = _POLL_SECONDS if arrived else min(pause * 1.5, _LONGEST_POLL_SECONDS)
+            time.sleep(pause)
+            if time.monotonic() - looked > _PRESENCE_SECONDS:
+                looked = time.monotonic()
+                self._alive()
+                nodes = set(self._grid.get_node_ids())
+                for message_id, name in list(pending.items()):
+                    if there[name] not in nodes:
+                        del pending[message_id]
+                        answers[name] = Failure("lost", "it left during the round")
+        for name in pending.values():
+            answers[name] = Failure("late", f"it did not answer within {self._seconds:g} s")
+            self._quiet.add(there[name])  # it has to say hello again before it is asked again
+        return answers
+
+    def _read(self, message: Message) -> bytes | Failure:
+        if message.has_error():
+            return Failure("crashed", message.error.reason or f"Flower's error {message.error.code}")
+        try:
+            return opened(message.content)[1]
+        except wire.WireError as error:
+            return Failure("wrong shape", str(error))
+
+    def _push(self, letters: list[tuple[int, str, RecordDict]], group: str, life: float) -> dict[int, str]:
+        messages = [Message(content, node, kind, ttl=life, group_id=group) for node, kind, content in letters]
+        pushed: list[Any] = list(self._grid.push_messages(messages))
+        return {letter[0]: message for letter, message in zip(letters, pushed, strict=True) if message}
+
+    def farewell(self) -> None:
+        """Tell the clients that the run is over, and wait a moment until they have heard it."""
+        there = [(node.id, f"query.{GOODBYE}", content_of("")) for node in self._clients.values()]
+        pending = set(self._push(there, "", _HELLO_SECONDS).values())
+        until = time.monotonic() + _HELLO_SECONDS
+        while pending and time.monotonic() < until:
+            pending -= {message.metadata.reply_to_message_id for message in self._grid.pull_messages(list(pending))}
+            time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """The grid belongs to whoever opened it."""

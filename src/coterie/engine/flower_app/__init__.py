@@ -1,0 +1,1 @@
+"""The folder that `flwr run` takes: a thin app that imports the installed package."""

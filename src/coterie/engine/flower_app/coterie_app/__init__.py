@@ -1,0 +1,1 @@
+"""coterie as a Flower app."""

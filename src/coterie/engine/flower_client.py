@@ -1,0 +1,260 @@
+"""A client on Flower: it fetches orders from a SuperLink, answers them in this very process, and sends the replies.
+
+Flower's own SuperNode starts a fresh process for every message and runs the code that the SuperLink sends it. A
+`Device` needs neither: it speaks Flower's Fleet protocol and runs nothing but what is installed here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from coterie.engine.device import Device
+from coterie.engine.flower import GOODBYE, answer
+from coterie.errors import CoterieError
+
+_HEARTBEAT_SECONDS = 10  # Flower takes no less; a node is gone after two of them
+_POLL_SECONDS = 0.1
+_RETRY_SECONDS = 1.0
+_GRACE_SECONDS = 15.0
+_UNSURE = (401, 403, 404, 502, 503, 504)
+
+
+class _Gone(Exception):
+    """The server is not there, or does not know this client any more."""
+
+
+@dataclass(frozen=True)
+class Security:
+    """How a client knows the server (its CA), and how the server knows the client (its key)."""
+
+    ca: Path | None = None
+    key: Path | None = None
+
+    def keys(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+        """The client's key pair; without a file, a fresh one that only tells it from other clients."""
+        if self.key is None:
+            return generate_key_pairs()
+        try:
+            private = load_ssh_private_key(self.key.read_bytes(), None)
+        except (OSError, ValueError) as error:
+            raise CoterieError(
+                f"The key {self.key} cannot be read ({error}); make one with `coterie certs`."
+            ) from error
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise CoterieError(f"The key {self.key} is no elliptic-curve key; make one with `coterie certs`.")
+        return private, private.public_key()
+
+
+class Session:
+    """One connection to a SuperLink: registered, active, with a heart that beats."""
+
+    def __init__(self, server: str, security: Security) -> None:
+        self._private, public = security.keys()
+        self._registers = security.key is None
+        self._key = public_key_to_bytes(public)
+        self._client = FleetHttpClient.from_server_address(
+            server,
+            security.ca is None,
+            None if security.ca is None else str(security.ca),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(self._private, public),
+            ],
+        )
+        self._stop = threading.Event()
+        try:
+            if self._registers:
+                self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._key))
+            activated = self._client.ActivateNode(
+                ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT_SECONDS)
+            )
+        except BaseException:
+            self._client.close()
+            raise
+        self.node = Node(node_id=activated.node_id)
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=_HEARTBEAT_SECONDS)
+        while not self._stop.wait(_HEARTBEAT_SECONDS * 0.7):
+            try:
+                self._client.SendNodeHeartbeat(request)
+            except (httpx.HTTPError, RuntimeError, ValueError):
+                continue  # the loop that fetches messages finds out, and connects anew
+
+    def receive(self) -> Message | None:
+        """The next message, if there is one."""
+        response = self._client.PullMessages(PullMessagesRequest(node=self.node))
+        if not response.messages_list:
+            return None
+        run, tree = response.messages_list[0].metadata.run_id, response.message_object_trees[0]
+        message: Message = pull_and_inflate_object_from_tree(
+            tree,
+            make_pull_object_fn_protobuf(self._client.PullObject, self.node, run),
+            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self.node, run),
+            return_type=Message,
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
+
+    def send(self, reply: Message, seconds: float) -> None:
+        """A reply, in the pieces that Flower makes of it."""
+        run = reply.metadata.run_id
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            response = self._client.PushMessages(
+                PushMessagesRequest(
+                    node=self.node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[seconds],
+                )
+            )
+            push_objects(
+                get_all_nested_objects(reply),
+                make_push_object_fn_protobuf(self._client.PushObject, self.node, run, response.session_id),
+                object_ids_to_push=set(response.objects_to_push),
+            )
+
+    def close(self) -> None:
+        """Sign off, so that the server need not wait for a client that has left."""
+        self._stop.set()
+        try:
+            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
+            if self._registers:
+                self._client.UnregisterNode(UnregisterNodeFleetRequest(node_id=self.node.node_id))
+        except (httpx.HTTPError, RuntimeError, ValueError):
+            pass  # the server is gone already
+        self._client.close()
+
+
+def join(
+    device: Device,
+    server: str,
+    security: Security,
+    *,
+    wait: float,
+    limit: int,
+    stay: bool = False,
+    note: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Take part in the runs of a server until it says goodbye; one that is away is waited for, `wait` seconds long."""
+    away: float | None = None
+    known = False
+    while True:
+        try:
+            session = _connected(server, security, sure=known)
+        except _Gone as error:
+            if away is None:
+                away = time.monotonic()
+                note(f"{error}; waiting for it")
+            if time.monotonic() - away > wait:
+                raise CoterieError(f"{error}; waited {wait:g} s for it: start `coterie serve` there.") from error
+            time.sleep(_RETRY_SECONDS)
+            continue
+        away, known = None, True
+        note(f"{device.name} has joined {server}")
+        try:
+            if _serve(device, session, limit, stay, note):
+                return
+        except _Gone as error:
+            note(str(error))
+        finally:
+            session.close()
+
+
+def _connected(server: str, security: Security, *, sure: bool) -> Session:
+    until = time.monotonic() + (_GRACE_SECONDS if sure else 0.0)
+    while True:
+        try:
+            return Session(server, security)
+        except httpx.HTTPStatusError as error:
+            # a server that has just been started again may not have read its clients' keys yet
+            if time.monotonic() < until:
+                time.sleep(_RETRY_SECONDS)
+                continue
+            if error.response.status_code >= 500 and security.key is None:
+                raise _Gone(f"{server} answers with error {error.response.status_code}") from error
+            how = "this key" if security.key is not None else "clients without a key"
+            raise CoterieError(
+                f"{server} turned this client away: it does not accept {how} "
+                f"(HTTP {error.response.status_code}); ask for a key (`coterie certs`) and join with --certs."
+            ) from error
+        except (httpx.TransportError, OSError) as error:
+            raise _unreachable(server, security, error) from error
+
+
+def _unreachable(server: str, security: Security, error: Exception) -> Exception:
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
+        return CoterieError(
+            f"{server} is not the server that the CA in {security.ca} has signed ({text}); "
+            "check the address and the CA."
+        )
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and security.ca is None:
+        return CoterieError(f"{server} does not answer in plain text; join with --certs if it uses TLS ({text}).")
+    if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text:
+        return CoterieError(f"{server} does not use TLS; start `coterie serve` with --certs, too.")
+    return _Gone(f"{server} cannot be reached ({text})")
+
+
+def _serve(device: Device, session: Session, limit: int, stay: bool, note: Callable[[str], None]) -> bool:
+    """Answer messages; true when the server has said goodbye."""
+    while True:
+        try:
+            message = session.receive()
+            if message is None:
+                time.sleep(_POLL_SECONDS)
+                continue
+            began = time.monotonic()
+            reply = answer(device, message, limit)
+            if reply.has_error():
+                note(f"refused {message.metadata.message_type}: {reply.error.reason}")
+            session.send(reply, time.monotonic() - began)
+            if message.metadata.message_type.endswith(f".{GOODBYE}") and not stay:
+                return True
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in _UNSURE:
+                raise _Gone("the server does not know this client any more; joining again") from error
+            note(f"a message was lost (HTTP {error.response.status_code})")
+        except httpx.TransportError as error:
+            raise _Gone(f"the connection was lost ({error}); joining again") from error
+        except (ObjectPullError, ObjectPushError) as error:
+            note(f"a message was lost: {error}")

@@ -1,0 +1,306 @@
+"""A federation whose clients are on other machines, whatever carries the messages."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import wire
+from coterie.cohort import Cohort, Memory
+from coterie.data.samples import ClientId
+from coterie.engine.device import reply_type
+from coterie.engine.jobs import Letter
+from coterie.engine.orders import Agreement, Hello, Order
+from coterie.errors import CoterieError, Unfinished
+from coterie.federation import Failure, Ledger, Purpose, Replies, check_reply, draw_clients, largest_norm
+from coterie.rng import Key, rng
+from coterie.task import Task
+
+P = TypeVar("P")
+R = TypeVar("R")
+LIMIT = 1 << 29
+"""No message may be longer than this many bytes unless the user says so."""
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32"}
+_LOOK_SECONDS = 0.2
+
+
+class Transport(Protocol):
+    """Carries orders to clients that are named by us, and their replies back."""
+
+    def look(self) -> Mapping[ClientId, Hello]:
+        """Who is there now, newcomers included."""
+
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
+    ) -> dict[ClientId, bytes | Failure]:
+        """Send one message to each client and wait, but not for ever, for what they answer."""
+
+    def close(self) -> None:
+        """Let the connection go."""
+
+
+def gathered(
+    transport: Transport,
+    least: int,
+    patience: float,
+    go_on: str,
+    fits: Callable[[ClientId, Hello], bool] = lambda _, __: True,
+) -> dict[ClientId, Hello]:
+    """Those who are there, once there are enough of them."""
+    until = time.monotonic() + patience
+    while True:
+        there = {client: hello for client, hello in transport.look().items() if fits(client, hello)}
+        if len(there) >= least:
+            return there
+        if time.monotonic() > until:
+            raise Unfinished(
+                f"{least} clients are needed and after {patience:g} s there are: {', '.join(sorted(there)) or 'none'}; "
+                f"start the others, then go on: {go_on}"
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+class RemoteFederation:
+    """The door to real clients. Their memories stay with them; what they send is checked before it is believed."""
+
+    def __init__(
+        self,
+        task: Task,
+        agreement: Agreement,
+        transport: Transport,
+        *,
+        known: Sequence[ClientId] = (),
+        least: int = 1,
+        patience: float = 60.0,
+        limit: int = LIMIT,
+        path: str = "deployment",
+        go_on: str = "coterie serve --resume",
+        note: Callable[[str], None] = lambda _: None,
+        on_saved: Callable[[int, list[ClientId]], None] = lambda _, __: None,
+    ) -> None:
+        self.task, self.agreement, self.path = task, agreement, path
+        self.seed, self.round = agreement.seed, 0
+        self.ledger = Ledger()
+        self.failures: list[tuple[int, ClientId, Failure]] = []
+        self.memory: dict[ClientId, Memory] = {}
+        self._transport, self._limit, self._norm = transport, limit, largest_norm(task)
+        self._least, self._patience, self._go_on = least, patience, go_on
+        self._note, self._on_saved = note, on_saved
+        self._known, self._session = set(known), secrets.token_hex(8)
+        self._prepared, self._safe = False, 0
+        self._silent: set[ClientId] = set()
+        self._refused: set[ClientId] = set()
+        self._present: tuple[ClientId, ...] = ()
+        self._gather()
+        self._known |= set() if known else set(self._present)
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Clients that were there when the round began."""
+        return self._present
+
+    @property
+    def registered(self) -> int:
+        """All clients that have ever been there."""
+        return len(self._known)
+
+    def begin(self, round: int) -> tuple[ClientId, ...]:
+        """Look who is there; those never seen before are the newcomers."""
+        self.round = round
+        self._silent.clear()
+        self._gather()
+        new = tuple(client for client in self._present if client not in self._known)
+        for client in new:
+            self._note(f"{client} joins in round {round + 1}")
+        self._known.update(new)
+        return new
+
+    def _gather(self) -> None:
+        """Wait until there are enough clients to go on with."""
+        there = gathered(self._transport, self._least, self._patience, self._go_on, self._fits)
+        self._present = tuple(sorted(there))
+
+    def _fits(self, client: ClientId, hello: Hello) -> bool:
+        agreed = self.agreement
+        if hello.shape == agreed.shape and hello.classes <= agreed.classes:
+            return True
+        if client not in self._refused:
+            self._refused.add(client)
+            self._note(
+                f"{client} is not admitted: it has inputs of shape {hello.shape} in {hello.classes} classes, the run "
+                f"is about {agreed.shape} in {agreed.classes}"
+            )
+        return False
+
+    def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
+        """Clients drawn for this round; see `Federation.sample`."""
+        return draw_clients(self.ids if among is None else among, share, self.rng("sample"))
+
+    def rng(self, purpose: str, *key: Key) -> np.random.Generator:
+        """Server-side randomness of this round."""
+        return rng(self.seed, purpose, self.round, *key)
+
+    def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """Nobody knows the true groups of real clients."""
+        raise CoterieError("oracle needs the true groups of the clients, which only the simulator knows; use another.")
+
+    def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
+        """Not known."""
+        return None
+
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """A failure that only the method could see."""
+        self.failures.append((self.round, client, Failure("refused", reason)))
+
+    def ask(
+        self,
+        function: Callable[[Cohort, P], R],
+        ids: Sequence[ClientId],
+        *,
+        same: P | None = None,
+        each: P | None = None,
+        rows: Sequence[int] | None = None,
+        common: Sequence[str] = (),
+        purpose: Purpose = "train",
+        counted: bool = True,
+    ) -> Replies[R]:
+        """One message to each client, all at once; see `Federation.ask`."""
+        asked = [client for client in ids if client not in self._silent]
+        payloads = self._payloads(ids, same, each, rows, common)
+        order = Order(
+            agreement=self.agreement,
+            action=function.__name__,
+            session=self._session,
+            round=self.round,
+            era=self.round + 1 if self._prepared else 0,
+            safe=self._safe,
+            each=same is None,
+            common=tuple(common),
+        )
+        answers = self._transport.deliver(purpose, order, {client: payloads[client] for client in asked})
+        if counted:
+            self.ledger.down[purpose] += sum(len(payloads[client]) for client in asked)
+            self.ledger.up[purpose] += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
+        failed = {client: answer for client, answer in answers.items() if isinstance(answer, Failure)}
+        # whoever does not answer is not waited for a second time in this round
+        self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
+        replies: Replies[R] = self._accept(function, asked, answers, failed)
+        self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
+        lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(asked)}
+        return Replies(replies.ids, replies.value, {**replies.failed, **lost})
+
+    def _payloads(
+        self, ids: Sequence[ClientId], same: Any, each: Any, rows: Sequence[int] | None, common: Sequence[str]
+    ) -> dict[ClientId, bytes]:
+        if same is not None:
+            encoded = wire.encode(same)
+            return dict.fromkeys(ids, encoded)
+        letter, whole = Letter.of(each, common), tuple(f"{path}/" for path in common)
+        payloads, encodings = {}, dict[int, bytes]()
+        for position, client in enumerate(ids):
+            row = position if rows is None else rows[position]
+            if row not in encodings:
+                own = {name: t if name.startswith(whole) else t[row] for name, t in letter.tensors.items()}
+                encodings[row] = wire.encode(wire.unpack(letter.kind, letter.skeleton, own))
+            payloads[client] = encodings[row]
+        return payloads
+
+    def _accept(
+        self,
+        function: Any,
+        ids: Sequence[ClientId],
+        answers: Mapping[ClientId, bytes | Failure],
+        failed: dict[ClientId, Failure],
+    ) -> Replies[Any]:
+        """Open the replies that have the right form, stack them, refuse the bad ones by name."""
+        letters: dict[ClientId, Letter] = {}
+        for client in ids:
+            answer = answers.get(client)
+            if not isinstance(answer, bytes):
+                failed.setdefault(client, Failure("lost", "it did not answer"))
+                continue
+            wrong = self._malformed(answer)
+            if wrong is not None:
+                failed[client] = wrong
+                continue
+            try:
+                letters[client] = Letter.of(wire.decode(answer, reply_type(function), limit=self._limit))
+            except wire.WireError as error:
+                failed[client] = Failure("wrong shape", str(error))
+        letters = _alike(letters, failed)
+        if not letters:
+            return Replies((), None, failed)
+        names, first = list(letters), next(iter(letters.values()))
+        stacked = {path: torch.stack([letters[name].tensors[path] for name in names]) for path in first.tensors}
+        good, bad = check_reply(names, stacked, self.task.template, self._norm)
+        failed = failed | bad
+        if not good:
+            return Replies((), None, failed)
+        if len(good) < len(names):
+            stacked = {path: tensor[torch.tensor(good)] for path, tensor in stacked.items()}
+        value = wire.unpack(first.kind, first.skeleton, stacked)
+        return Replies(tuple(names[index] for index in good), value, failed)
+
+    def _malformed(self, answer: bytes) -> Failure | None:
+        """What is wrong with the form of a reply, judged by its header alone."""
+        if len(answer) > self._limit:
+            return Failure("too large", f"its reply has {len(answer)} bytes, more than the {self._limit} allowed")
+        try:
+            layout = wire.layout_of(answer, limit=self._limit)
+        except (wire.WireError, KeyError, TypeError) as error:
+            return Failure("wrong shape", str(error))
+        for path, (dtype, shape) in layout.items():
+            wanted = self.task.template.get(path.split("/", 1)[-1]) if "/" in path else None
+            if wanted is not None and (shape != tuple(wanted.shape) or dtype != _DTYPES.get(wanted.dtype, dtype)):
+                return Failure(
+                    "wrong shape",
+                    f"{path} is {dtype} of shape {shape} instead of {_DTYPES.get(wanted.dtype)} of "
+                    f"{tuple(wanted.shape)}",
+                )
+        return None
+
+    def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
+        """Go on from a checkpoint: the clients will use the memories of that time."""
+        self._prepared, self._safe = True, next_round + 1
+
+    def commit(self) -> None:
+        """The round is over."""
+        self._prepared = True
+
+    def saved(self, next_round: int) -> None:
+        """A checkpoint has been written: clients need not remember how it was before."""
+        self._safe = next_round + 1
+        self._on_saved(next_round, sorted(self._known))
+
+    def take_touched(self) -> list[ClientId]:
+        """Clients keep their memories themselves."""
+        return []
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._transport.close()
+
+
+def _alike(letters: dict[ClientId, Letter], failed: dict[ClientId, Failure]) -> dict[ClientId, Letter]:
+    """The replies whose form most clients agree on; the others are refused."""
+    forms = {client: _form(letter) for client, letter in letters.items()}
+    if len(set(forms.values())) <= 1:
+        return letters
+    usual, _ = Counter(forms.values()).most_common(1)[0]
+    for client, form in forms.items():
+        if form != usual:
+            failed[client] = Failure("wrong shape", "its reply has another form than those of the other clients")
+    return {client: letter for client, letter in letters.items() if forms[client] == usual}
+
+
+def _form(letter: Letter) -> str:
+    tensors = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in letter.tensors.items())
+    return json.dumps([letter.skeleton, tensors])

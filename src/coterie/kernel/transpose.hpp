@@ -1,0 +1,57 @@
+// Turning rows into columns, a square of one vector's side at a time, in registers.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "vector.hpp"
+
+namespace coterie {
+
+// Exchanges, for all lanes with the bit `Step` set, the upper row's lane i with the lower row's lane i - Step.
+template <class T, int Step, int... I>
+COTERIE_INLINE void exchange(Vec<T>& upper, Vec<T>& lower, std::integer_sequence<int, I...>) {
+    constexpr int L = kLanes<T>;
+#if defined(__clang__) || __GNUC__ >= 12
+    Vec<T> first = __builtin_shufflevector(upper, lower, (I & Step ? L + I - Step : I)...);
+    Vec<T> second = __builtin_shufflevector(upper, lower, (I & Step ? L + I : I + Step)...);
+#else
+    Vec<T> first = __builtin_shuffle(upper, lower, Mask<T>{(I & Step ? L + I - Step : I)...});
+    Vec<T> second = __builtin_shuffle(upper, lower, Mask<T>{(I & Step ? L + I : I + Step)...});
+#endif
+    upper = first;
+    lower = second;
+}
+
+template <class T, int Step = 1>
+COTERIE_INLINE void transpose_square(Vec<T> (&rows)[kLanes<T>]) {
+    if constexpr (Step < kLanes<T>) {
+        for (int i = 0; i < kLanes<T>; i++)
+            if (!(i & Step)) exchange<T, Step>(rows[i], rows[i + Step], std::make_integer_sequence<int, kLanes<T>>{});
+        transpose_square<T, Step * 2>(rows);
+    }
+}
+
+// to[k * step + j] = row(j)[k] for j < rows and k < count; touches nothing else on either side.
+template <class T, class Row>
+void transpose(Row&& row, long rows, long count, T* to, long step) {
+    constexpr int L = kLanes<T>;
+    for (long j = 0; j < rows; j += L) {
+        const T* from[L];
+        for (int i = 0; i < L; i++) from[i] = row(std::min(j + i, rows - 1));
+        if (count < L) {
+            for (long k = 0; k < count; k++)
+                for (long i = 0; i < std::min<long>(L, rows - j); i++) to[k * step + j + i] = from[i][k];
+            continue;
+        }
+        for (long next = 0; next < count; next += L) {
+            long k = std::min(next, count - L);  // the last square overlaps the one before it
+            Vec<T> square[L];
+            for (int i = 0; i < L; i++) square[i] = load(from[i] + k);
+            transpose_square<T>(square);
+            for (int i = 0; i < L; i++) store_first(to + (k + i) * step + j, square[i], rows - j);
+        }
+    }
+}
+
+}  // namespace coterie

@@ -1,0 +1,340 @@
+"""Embedding clustering: clients are clustered once, before training, by compressed data (Prigent et al., 2024)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.clustering.autoencoder import Encoder, fresh_encoder, load_encoder, read_public, train_on_public
+from coterie.clustering.centroids import Centroids
+from coterie.clustering.drift import follow
+from coterie.clustering.embed import (
+    Bits,
+    binarise,
+    class_means,
+    flip,
+    pack_bits,
+    packing_flaws,
+    unpack_bits,
+)
+from coterie.clustering.panels import embedding_panels
+from coterie.clustering.privacy import check_flip
+from coterie.clustering.rules import choose
+from coterie.cohort import Cohort, Optimiser, local_sgd
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.federation import Federation, on_client
+from coterie.methods.base import Log, Models, ServerMethod, Trained
+from coterie.report.panels import Panel
+from coterie.rng import rng
+from coterie.states import Stack, State, concat, count, group_means, mean, row, spread
+from coterie.task import Task
+
+SECRET_VARIABLE = "COTERIE_SECRET"
+"""What a device mixes into the key of its flips, so that nobody who knows the seed can undo them."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One round of federated pre-training: the autoencoder, and which round it is."""
+
+    autoencoder: Encoder
+    turn: int
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A client's autoencoder after local training and its number of samples."""
+
+    autoencoder: Models
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A client's embedding: eight bits a byte."""
+
+    bits: Tensor
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The autoencoder, one model and one centre per cluster, and every client's cluster and latest embedding."""
+
+    autoencoder: Encoder
+    models: Stack
+    cluster: dict[str, int]
+    bits: dict[str, Tensor]
+    centroids: Centroids | None = None
+    heights: Tensor | None = None
+
+    def of(self, ids: Sequence[ClientId]) -> list[int]:
+        """The clusters of the given clients, -1 for one that has none yet."""
+        return [self.cluster.get(client, -1) for client in ids]
+
+
+@dataclass(frozen=True)
+class Embedding(ServerMethod[Groups]):
+    """Clients send quantised embeddings; the server cuts a Ward tree; FedAvg inside the clusters (Algorithms 1-3)."""
+
+    autoencoder: str = field(
+        default="", metadata={"help": "autoencoder of `coterie list models`; empty: by input shape"}
+    )
+    pretraining: Literal["federated", "public", "hybrid"] = field(
+        default="federated",
+        metadata={"help": "train the autoencoder over the clients' data, on a public set, or on both in turn"},
+    )
+    encoder: str = field(default="", metadata={"help": "file of a trained autoencoder to start from"})
+    public: str = field(default="", metadata={"help": "public set: a dataset's name, or a folder of images by class"})
+    public_root: str = field(default="", metadata={"help": "data root of the public set (default: as for scenarios)"})
+    public_epochs: int = field(default=20, metadata={"help": "epochs on the public set"})
+    encoder_rounds: int = field(default=10, metadata={"help": "rounds of federated pre-training"})
+    encoder_fraction: float = field(default=0.5, metadata={"help": "clients per pre-training round, as for fraction"})
+    encoder_epochs: int = field(default=3, metadata={"help": "local epochs of a pre-training round"})
+    encoder_steps: int = field(default=60, metadata={"help": "more epochs on small clients, up to so many steps"})
+    encoder_batch: int = field(default=32, metadata={"help": "batch size of pre-training"})
+    encoder_lr: float = field(default=3e-3, metadata={"help": "learning rate of pre-training (Adam)"})
+    encoder_scale: float = field(default=0.0, metadata={"help": "brings raw inputs to [0, 1]; 0: as the scenario's"})
+    flip: float = field(default=0.1, metadata={"help": "probability P that a bit is flipped, 0 to 0.5"})
+    flips: tuple[tuple[str, float], ...] = field(
+        default=(), metadata={"help": "clients with a P of their own, client:P, such as 07:0.2,12:0"}
+    )
+    rule: Literal["halves", "paper", "height_ratio", "calinski_harabasz", "silhouette", "bayes"] = field(
+        default="halves", metadata={"help": "how the number of clusters is chosen; see docs/results/embedding.md"}
+    )
+    min_size: int = field(default=0, metadata={"help": "least cluster size of paper, bayes, silhouette; 0: a tenth"})
+    shared: int = field(default=0, metadata={"help": "first parameter tensors that all clusters share (authors: 4)"})
+    reembed: int = field(default=0, metadata={"help": "clients embed anew every so many rounds (drift); 0: never"})
+
+    name: ClassVar[str] = "embedding"
+    paper: ClassVar[str] = "Prigent et al. 2024, FL clustering with local data compression"
+    summary: ClassVar[str] = "one-shot clusters from compressed, quantised data, found by a Ward tree"
+    state_type: ClassVar[type[Groups]] = Groups
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("public_epochs", "encoder_rounds", "encoder_epochs", "min_size", "shared", "reembed"):
+            self._require(getattr(self, key) >= 0, key, "be at least 0")
+        for key in ("encoder_steps", "encoder_batch"):
+            self._require(getattr(self, key) >= 1, key, "be at least 1")
+        for key in ("encoder_fraction", "encoder_lr"):
+            self._require(getattr(self, key) > 0, key, "be above 0")
+        self._require(self.encoder_scale >= 0, "encoder_scale", "be at least 0")
+        check_flip(self.flip, "embedding: flip")
+        for client, probability in self.flips:
+            check_flip(probability, f"embedding: the flip probability of client {client}")
+        if self.pretraining != "federated" and not (self.public or self.encoder):
+            raise CoterieError(
+                f"embedding: pretraining={self.pretraining} needs a public set; give public=fashion-mnist."
+            )
+
+    # --- before the first round ---------------------------------------------------------------------------------------
+
+    def init(self, fed: Federation) -> Groups:
+        """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
+        autoencoder = self._pretrained(fed)
+        start = spread(fed.task.init(fed.seed), 1)
+        return self._clustered(Groups(autoencoder, start, {}, {}), fed)
+
+    def _pretrained(self, fed: Federation) -> Encoder:
+        shape, task = tuple(fed.task.shape), fed.task
+        if self.encoder:
+            autoencoder = load_encoder(self.encoder, shape)
+            return self._federated(autoencoder, fed) if self.pretraining == "hybrid" else autoencoder
+        autoencoder = self.fresh(task, fed.seed)
+        if self.pretraining != "federated":
+            autoencoder = train_on_public(
+                autoencoder,
+                read_public(self.public, shape, self.public_root or None),
+                epochs=self.public_epochs,
+                lr=self.encoder_lr,
+                batch=self.encoder_batch,
+                seed=fed.seed,
+            )
+        return self._federated(autoencoder, fed) if self.pretraining != "public" else autoencoder
+
+    def fresh(self, task: Task, seed: int) -> Encoder:
+        """The autoencoder before any training, for a task's inputs."""
+        scale = self.encoder_scale or task.normalise.scale
+        return fresh_encoder(tuple(task.shape), scale, architecture=self.autoencoder, seed=seed, like=task)
+
+    def _federated(self, autoencoder: Encoder, fed: Federation) -> Encoder:
+        """FedAvg of the autoencoder over the clients' own data."""
+        for turn in range(self.encoder_rounds):
+            ids = sorted(fed.ids)
+            share = self.encoder_fraction
+            number = max(1, round(share * len(ids))) if share <= 1 else min(int(share), len(ids))
+            drawn = sorted(fed.rng("compressing clients", turn).choice(len(ids), number, replace=False))
+            replies = fed.ask(self.compress, [ids[i] for i in drawn], same=Compression(autoencoder, turn))
+            if replies.value is not None:
+                trained = mean(replies.value.autoencoder.models, replies.value.size)
+                autoencoder = replace(autoencoder, state=trained)
+        return autoencoder
+
+    @on_client
+    def compress(self, c: Cohort, sent: Compression) -> Compressed:
+        """On the client: local training of the autoencoder."""
+        own = replace(c, task=sent.autoencoder.task(c.task))
+        start = spread(sent.autoencoder.state, 1)
+        trained = [
+            local_sgd(
+                replace(own, ids=c.ids[i : i + 1], data=(data,), memory=()),
+                start,
+                self._compression(len(data.train)),
+                purpose=f"compress {sent.turn}",
+            )
+            for i, data in enumerate(c.data)
+        ]
+        return Compressed(Models(concat(trained)), c.size)
+
+    def _compression(self, samples: int) -> Optimiser:
+        """Local training of the autoencoder on so many samples."""
+        steps = -(-max(samples, 1) // self.encoder_batch)
+        epochs = max(self.encoder_epochs, -(-self.encoder_steps // steps))
+        return Optimiser(epochs, self.encoder_batch, self.encoder_lr, kind="adam")
+
+    @on_client
+    def embed(self, c: Cohort, sent: Encoder) -> Embedded:
+        """On the client (Algorithm 1): mean code of each class, quantised to bits, some of them flipped."""
+        secret, classes = os.environ.get(SECRET_VARIABLE, ""), c.task.classes
+        chosen = dict(self.flips)
+        rows = []
+        for client, data in zip(c.ids, c.data, strict=True):
+            # not keyed by the round: asked again, a client whose data are the same answers the same
+            noise, coins = (rng(c.seed, purpose, client, secret) for purpose in ("missing classes", "flips"))
+            means = class_means(sent.codes(data.train, c.task), data.train.y, classes, noise)
+            rows.append(pack_bits(flip(binarise(means), chosen.get(client, self.flip), coins)))
+        return Embedded(torch.stack(rows))
+
+    def length(self, autoencoder: Encoder, classes: int) -> int:
+        """Bits of an embedding."""
+        return autoencoder.code * classes
+
+    def _ask_for_bits(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> tuple[list[ClientId], Bits]:
+        """The embeddings of those who answered (in the order of their names), the bad ones left out."""
+        length = self.length(state.autoencoder, fed.task.classes)
+        replies = fed.ask(self.embed, sorted(ids), same=state.autoencoder.half)
+        if replies.value is None:
+            return [], np.zeros((0, length), np.uint8)
+        flaws = packing_flaws(replies.value.bits, length)
+        for i, reason in flaws.items():
+            fed.refuse(replies.ids[i], reason)
+        good = [i for i in range(len(replies.ids)) if i not in flaws]
+        if not good:
+            return [], np.zeros((0, length), np.uint8)
+        return [replies.ids[i] for i in good], unpack_bits(replies.value.bits[good], length)
+
+    def _clustered(self, state: Groups, fed: Federation) -> Groups:
+        """Algorithm 3, lines 4 to 13."""
+        ids, bits = self._ask_for_bits(state, fed, fed.ids)
+        if not ids:
+            return state
+        choice = choose(bits, fed.task.classes, self.rule, min_size=self.min_size, seed=fed.seed)
+        return replace(
+            state,
+            models=spread(row(state.models, 0), choice.clusters),
+            cluster=dict(zip(ids, choice.labels.tolist(), strict=True)),
+            bits=dict(zip(ids, map(pack_bits, bits), strict=True)),
+            centroids=Centroids.of(bits, choice.labels),
+            heights=torch.from_numpy(choice.tree.heights),
+        )
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def step(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
+        """Sample clients among all, train each on its cluster's model, average inside the clusters."""
+        log: Log = {}
+        if not state.cluster:
+            state = self._clustered(state, fed)
+        else:
+            state = self.admit(state, fed, [client for client in fed.ids if client not in state.cluster])
+        if self.reembed and fed.round and fed.round % self.reembed == 0 and state.cluster:
+            state, log = self._follow_drift(state, fed)
+        ids = [client for client in fed.sample(self.fraction) if client in state.cluster]
+        replies = fed.ask(self.train, ids, each=Models(state.models), rows=state.of(ids))
+        if replies.value is None:
+            return state, log
+        trained, size = replies.value.model, replies.value.size
+        models = group_means(trained, size, torch.tensor(state.of(replies.ids)), state.models)
+        base = mean(trained, size) if self.shared else {}
+        for name in fed.task.parameters[: self.shared]:
+            models[name] = base[name].expand_as(models[name]).clone()
+        return replace(state, models=models), log
+
+    @on_client
+    def train(self, c: Cohort, sent: Models) -> Trained:
+        """On the client: local training from the model of the own cluster."""
+        return Trained(local_sgd(c, sent.models, self.opt), c.size)
+
+    def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
+        """Newcomers (and clients whose first embedding was lost) go to the nearest centre, which follows them."""
+        if not new or state.centroids is None:
+            return state
+        ids, bits = self._ask_for_bits(state, fed, new)
+        centroids, cluster, known = state.centroids, dict(state.cluster), dict(state.bits)
+        for client, own in zip(ids, bits, strict=True):
+            if client in cluster:
+                continue
+            cluster[client] = int(centroids.nearest(own[None])[0])
+            centroids = centroids.with_member(cluster[client], own)
+            known[client] = pack_bits(own)
+        return replace(state, centroids=centroids, cluster=cluster, bits=known)
+
+    def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
+        """Clients embed anew; who has left its cluster migrates to the nearest, or founds one (see `follow`)."""
+        ids, bits = self._ask_for_bits(state, fed, [client for client in fed.ids if client in state.cluster])
+        if not ids or state.centroids is None:
+            return state, {}
+        before = unpack_bits(torch.stack([state.bits[client] for client in ids]), bits.shape[1])
+        labels = np.array(state.of(ids), np.int64)
+        now = follow(state.centroids, labels, before, bits, fed.task.classes)
+        models = state.models
+        for parent in now.parents:
+            models = concat([models, spread(row(models, parent), 1)])
+        after = replace(
+            state,
+            models=models,
+            centroids=now.centroids,
+            cluster={**state.cluster, **dict(zip(ids, now.labels.tolist(), strict=True))},
+            bits={**state.bits, **dict(zip(ids, map(pack_bits, bits), strict=True))},
+        )
+        return after, {"moved": int((now.labels != labels).sum()), "founded": len(now.parents)}
+
+    # --- what others ask ----------------------------------------------------------------------------------------------
+
+    def model_for(self, state: Groups, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """Each client uses the model of its cluster."""
+        return state.models, [max(cluster, 0) for cluster in state.of(ids)]
+
+    def clusters(self, state: Groups, ids: Sequence[ClientId]) -> list[int] | None:
+        """The clusters as the server knows them."""
+        return state.of(ids)
+
+    def models(self, state: Groups) -> Mapping[str, State]:
+        """One model per cluster."""
+        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
+
+    def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
+        """The tree, who is like whom, what the server could draw, and what the flips give."""
+        known = [i for i, client in enumerate(ids) if client in state.bits]
+        if not known:
+            return []
+        some = [ids[i] for i in known]
+        classes = _classes(state)
+        bits = unpack_bits(
+            torch.stack([state.bits[client] for client in some]), self.length(state.autoencoder, classes)
+        )
+        groups = None if truth is None else [truth[i] for i in known]
+        return embedding_panels(state.autoencoder, bits, state.of(some), groups, state.heights, self.flip)
+
+
+def _classes(state: Groups) -> int:
+    """How many classes embeddings have blocks for."""
+    assert state.centroids is not None
+    return int(state.centroids.means.shape[1]) // state.autoencoder.code

@@ -1,0 +1,401 @@
+"""FedCG: domains found in the data, each with residual layers of its own, joined by a graph (Caldarola et al., 2021).
+
+The defaults are a variant that works where the paper's own settings collapse (see docs/results/fedcg.md); the preset
+"paper" is the method as it was written.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from coterie.clustering.domains import (
+    Moments,
+    balanced,
+    evenness,
+    features_of,
+    find_domains,
+    kmeans,
+    pool,
+    posterior,
+    square,
+    triangle,
+)
+from coterie.cohort import Cohort, Optimiser, evaluate, local_sgd, probabilities
+from coterie.data.samples import ClientData, ClientId, Normalise, Samples
+from coterie.errors import CoterieError
+from coterie.federation import Federation, Nothing, Replies, on_client
+from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
+from coterie.models.domain_graph import FixedAdjacency, Sigma, WKind, distance_adjacency, fixed_adjacency
+from coterie.models.domains import DomainNet, Graph, domain_classifier, fedcg
+from coterie.models.residual import ResidualStart
+from coterie.report.panels import Heatmap, Lines, Panel, Table
+from coterie.states import Stack, State, distance, flat, mean, spread, stack
+from coterie.task import Task
+
+_COMMON = ("model", "teacher", "student")
+_AT_ONCE = 32
+"""So many clients' second moments are held by the server together."""
+_UNEVEN = 2.5
+"""Clients whose means scatter more than this many times what chance explains mix several domains."""
+
+
+@dataclass(frozen=True)
+class Domains:
+    """The network, what tells domains apart, and how evenly they were used in every round."""
+
+    model: State
+    student: State
+    teacher: State
+    cluster: dict[str, int]
+    centres: Tensor
+    pooled: bool
+    samples: list[float]
+    history: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The network, teacher and student for everyone, and the domain of each client where the server decides it."""
+
+    model: State
+    teacher: State
+    student: State
+    pooled: bool
+    domain: Tensor
+
+
+@dataclass(frozen=True)
+class Report:
+    """A client's network and student after training, its samples by domain and how many its student agrees on."""
+
+    model: Stack
+    student: Stack
+    counts: Tensor
+    agreed: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """First and second moments of a client's features, summed over its samples."""
+
+    total: Tensor
+    products: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class FedCG(ServerMethod[Domains]):
+    """z = f_a(x) + lambda f_d(x), the residuals f_d of the domains joined by V <- sigma(A V W) (equations 4 and 5)."""
+
+    domains: int = field(default=4, metadata={"help": "number of domains (D)"})
+    layers: str = field(
+        default="last", metadata={"help": "layers with residuals: last, convolutions, all, or names joined by commas"}
+    )
+    find: Literal["features", "classifier", "models", "oracle", "metadata"] = field(
+        default="features",
+        metadata={
+            "help": "domains from clients' mean features, teacher and student, k-means on clients' models, the true "
+            "groups, or metadata beside the samples"
+        },
+    )
+    graph: Literal["eye", "random", "uniform", "hamming", "distance"] = field(
+        default="eye", metadata={"help": "adjacency A: eye (domains apart), fixed ones, or distance (equation 6)"}
+    )
+    graph_start: Literal["eye", "random", "uniform"] = field(
+        default="eye", metadata={"help": "A of the first round, where it comes from distances"}
+    )
+    beta: float = field(default=0.5, metadata={"help": "what a domain keeps of itself in A"})
+    sharpness: float = field(default=1.0, metadata={"help": "power of the similarities in A; 1 is equation 6"})
+    few: float = field(
+        default=0.0, metadata={"help": "a domain with n samples in a round keeps n / (n + few), at least beta; 0: beta"}
+    )
+    w: WKind = field(default="none", metadata={"help": "W of equation 5: none, per_filter, bottleneck or full"})
+    bottleneck: int = field(default=16, metadata={"help": "by what the bottleneck divides the parameters"})
+    sigma: Sigma = field(default="none", metadata={"help": "relu on the parameters, none, or on_activation"})
+    scale: float = field(default=1.0, metadata={"help": "first weight of the residuals (lambda)"})
+    start: ResidualStart = field(default="zero", metadata={"help": "first residuals: zero, or random as layers are"})
+    agnostic: bool = field(default=True, metadata={"help": "false: domain-specific layers alone (GCN in the paper)"})
+    averaging: Literal["clients", "domains"] = field(
+        default="domains", metadata={"help": "weigh residuals by the clients' samples, or by those of each domain"}
+    )
+    routing: Literal["auto", "pooled", "image"] = field(
+        default="auto", metadata={"help": "one domain for all images of a client, one per image, or as the data look"}
+    )
+    soft: bool = field(default=True, metadata={"help": "mix residuals by the student's probabilities at test time"})
+    features: int = field(default=256, metadata={"help": "random features that the student sees"})
+    ridge: float = field(default=0.01, metadata={"help": "strength of the student's ridge, per sample"})
+    teacher_every: int = field(default=10, metadata={"help": "rounds after which the student is the teacher (T)"})
+    classifier_lr: float = field(default=1e-4, metadata={"help": "learning rate of the student classifier"})
+    balance: bool = field(
+        default=False, metadata={"help": "have the teacher use all domains equally, client by client"}
+    )
+
+    name: ClassVar[str] = "fedcg"
+    paper: ClassVar[str] = "Caldarola et al. 2021, Cluster-driven graph federated learning over multiple domains"
+    summary: ClassVar[str] = "one network with residual layers for every domain that is found in the data"
+    state_type: ClassVar[type[Domains]] = Domains
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "robust": {},
+        "paper": {
+            "find": "classifier",
+            "graph": "distance",
+            "w": "per_filter",
+            "sigma": "relu",
+            "start": "random",
+            "averaging": "clients",
+            "routing": "image",
+        },
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.domains >= 1, "domains", "be at least 1")
+        self._require(0 < self.beta <= 1, "beta", "lie in (0, 1]")
+        self._require(self.sharpness > 0, "sharpness", "be above 0")
+        self._require(self.few >= 0, "few", "be at least 0")
+        self._require(self.bottleneck >= 1, "bottleneck", "be at least 1")
+        self._require(self.features >= 1, "features", "be at least 1")
+        self._require(self.ridge > 0, "ridge", "be above 0")
+        self._require(self.teacher_every >= 1, "teacher_every", "be at least 1")
+        self._require(self.classifier_lr > 0, "classifier_lr", "be above 0")
+
+    def task(self, task: Task) -> Task:
+        """The same task with domain layers in its network."""
+        return replace(task, model=partial(self._wrapped, task.model), _local=threading.local())
+
+    def _wrapped(self, model: nn.Module | Callable[[], nn.Module]) -> DomainNet:
+        base = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        first: FixedAdjacency = self.graph_start if self.graph == "distance" else self.graph
+        joined = self.graph != "eye" or self.w != "none" or self.sigma != "none"
+        adjacency = None if self.graph == "eye" else fixed_adjacency(first, self.domains, self.beta)
+        return fedcg(
+            base,
+            domains=self.domains,
+            layers=self.layers,
+            graph=Graph(adjacency, self.w, self.sigma, self.bottleneck) if joined else None,
+            scale=self.scale if self.agnostic else None,
+            start=self.start,
+        )
+
+    def _classifier(self, task: Task) -> Task:
+        return _classifier(task.shape, self.domains, task.normalise, task.dtype)
+
+    def init(self, fed: Federation) -> Domains:
+        """The network, and domains to begin with."""
+        state = Domains(fed.task.init(fed.seed), {}, {}, {}, torch.zeros(0), self.routing == "pooled", [], {})
+        everyone = sorted(fed.ids)
+        if self.find == "features":
+            return self._from_features(state, fed, everyone)
+        if self.find == "models":
+            return self._from_models(state, fed, everyone)
+        if self.find == "classifier":
+            classifier = self._classifier(fed.task)
+            return replace(state, teacher=classifier.init(fed.seed, 1), student=classifier.init(fed.seed, 2))
+        return state
+
+    def _from_features(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Domains:
+        moments: Moments | None = None
+        for begin in range(0, len(ids), _AT_ONCE):
+            value = fed.ask(self.describe, ids[begin : begin + _AT_ONCE], same=Nothing()).value
+            if value is not None:
+                some = Moments.of(value.total, square(value.products, self.features), value.size)
+                moments = some if moments is None else moments.plus(some)
+        if moments is None:
+            raise CoterieError("fedcg: no client could describe its data; see the failures in events.jsonl.")
+        found = find_domains(moments, self.domains, _seed(fed), self.ridge)
+        pooled = found.unevenness <= _UNEVEN if self.routing == "auto" else state.pooled
+        return replace(state, student=found.student, pooled=pooled, history={"unevenness": [found.unevenness]})
+
+    @on_client
+    def describe(self, c: Cohort, sent: Nothing) -> Sums:
+        """On the client: sums of features and of their products."""
+        own = [features_of(c.task.inputs(client.train.x), c.seed, self.features) for client in c.data]
+        return Sums(torch.stack([f.sum(0) for f in own]), torch.stack([triangle(f.T @ f) for f in own]), c.size)
+
+    def _from_models(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Domains:
+        replies = fed.ask(self.train_alone, ids, same=Models(fed.task.init(fed.seed)))
+        if replies.value is None:
+            raise CoterieError("fedcg: no client could train a model of its own; see the failures in events.jsonl.")
+        labels = kmeans(flat(replies.value.model), self.domains, _seed(fed))
+        each = [mean(replies.value.model, (labels == d).double()) for d in range(int(labels.max()) + 1)]
+        cluster = dict(zip(replies.ids, labels.tolist(), strict=True))
+        return replace(state, cluster=cluster, centres=flat(stack(each)))
+
+    @on_client
+    def train_alone(self, c: Cohort, sent: Models) -> Trained:
+        """On the client: one epoch of its own from the common start, as if there were a single domain."""
+        alone = c.beside([torch.zeros(len(client.train), dtype=torch.int64) for client in c.data])
+        return Trained(local_sgd(alone, spread(sent.models, len(c)), replace(self.opt, epochs=1)), c.size)
+
+    def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
+        """Only k-means on models must ask newcomers: they train once and go to the nearest centre."""
+        if self.find != "models":
+            return state
+        replies = fed.ask(self.train_alone, new, same=Models(fed.task.init(fed.seed)))
+        if replies.value is None:
+            return state
+        nearest = distance({"": flat(replies.value.model)}, {"": state.centres}).argmin(1)
+        return replace(state, cluster={**state.cluster, **dict(zip(replies.ids, nearest.tolist(), strict=True))})
+
+    def step(self, state: Domains, fed: Federation) -> tuple[Domains, Log]:
+        """Train network and student on the sampled clients, average, then measure how close domains are."""
+        ids = fed.sample(self.fraction)
+        replies = fed.ask(self.train, ids, each=self._message(state, fed, ids), common=_COMMON)
+        if replies.value is None:
+            return state, {}
+        counts = replies.value.counts.sum(0)
+        model = self._averaged(replies.value, state.model)
+        if self.graph == "distance":
+            theta = torch.cat([model[name].double() for name in model if name.endswith(".residual")], dim=1)
+            model["adjacency"] = distance_adjacency(
+                theta, self.beta, sharpness=self.sharpness, samples=counts, few=self.few
+            ).to(model["adjacency"].dtype)
+        student = mean(replies.value.student, replies.value.size) if self.find == "classifier" else state.student
+        renewed = (fed.round + 1) % self.teacher_every == 0
+        log = self._measures(model, counts, replies.value)
+        history = {key: [*state.history.get(key, []), value] for key, value in log.items() if isinstance(value, float)}
+        after = replace(
+            state,
+            model=model,
+            student=student,
+            teacher=student if renewed and self.find == "classifier" else state.teacher,
+            samples=counts.tolist(),
+            history={**state.history, **history},
+        )
+        return after, log
+
+    def _message(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Sent:
+        if self.find == "oracle":
+            domain = fed.truth(ids)
+        else:
+            domain = torch.tensor([state.cluster.get(client, -1) for client in ids])
+        return Sent(state.model, state.teacher, state.student, state.pooled, domain)
+
+    @on_client
+    def train(self, c: Cohort, sent: Sent) -> Report:
+        """On the client: every sample trains the residuals of its domain; then the student learns from the teacher."""
+        seen = [self._seen(c, sent, index, client.train) for index, client in enumerate(c.data)]
+        labels = [self._taught(c, sent, client.train, own) for client, own in zip(c.data, seen, strict=True)]
+        model = local_sgd(c.beside(labels), spread(sent.model, len(c)), self.opt)
+        counts = [torch.bincount(own, minlength=self.domains) for own in labels]
+        agreed = [(own.argmax(1) == label).sum() for own, label in zip(seen, labels, strict=True)]
+        return Report(model, self._distilled(c, sent, labels), torch.stack(counts), torch.stack(agreed), c.size)
+
+    def _seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """How probable each domain is for each sample of a client, as the student (or whoever knows) says: [n, D]."""
+        if self.find == "features":
+            return posterior(sent.student, features_of(c.task.inputs(samples.x), c.seed, self.features))
+        if self.find == "classifier":
+            classifier = self._classifier(c.task)
+            return probabilities(classifier, stack([sent.student]), classifier.inputs(samples.x))[0]
+        known = samples.side if self.find == "metadata" else sent.domain[index].expand(len(samples))
+        if known is None:
+            raise CoterieError('fedcg: these samples have no metadata beside them; set find to "features".')
+        if bool((known >= self.domains).any()):
+            raise CoterieError(
+                f"fedcg: the data have {int(known.max()) + 1} domains or more; set domains to that, not {self.domains}."
+            )
+        told = F.one_hot(known.clamp_min(0), self.domains).to(torch.float32)
+        return torch.where(known[:, None] < 0, 1 / self.domains, told)
+
+    def _taught(self, c: Cohort, sent: Sent, samples: Samples, seen: Tensor) -> Tensor:
+        """The domain that each training sample is given, [n]."""
+        if self.find != "classifier":
+            return (pool(seen) if sent.pooled else seen).argmax(1)
+        classifier = self._classifier(c.task)
+        told = probabilities(classifier, stack([sent.teacher]), classifier.inputs(samples.x))[0]
+        return balanced(told) if self.balance else told.argmax(1)
+
+    def _distilled(self, c: Cohort, sent: Sent, labels: Sequence[Tensor]) -> Stack:
+        """The student after learning the teacher's labels (equation 3)."""
+        if self.find != "classifier":
+            return {}
+        lessons = [Samples(client.train.x, label) for client, label in zip(c.data, labels, strict=True)]
+        pupils = replace(c, task=self._classifier(c.task), data=tuple(ClientData(own, own) for own in lessons))
+        opt = Optimiser(epochs=1, batch=self.batch, lr=self.classifier_lr)
+        return local_sgd(pupils, spread(sent.student, len(c)), opt, purpose="student")
+
+    def _averaged(self, replies: Report, previous: State) -> State:
+        """FedAvg; with `averaging` by domains, a domain's residuals are the mean over its own samples."""
+        model = mean(replies.model, replies.size)
+        if self.averaging == "clients":
+            return model
+        for name in [name for name in model if name.endswith(".residual")]:
+            shares = replies.counts.double() / replies.counts.sum(0).clamp_min(1)
+            mixed = torch.einsum("cd,cdq->dq", shares.to(model[name].dtype), replies.model[name])
+            met = replies.counts.sum(0) > 0
+            model[name] = torch.where(met[:, None], mixed, previous[name])
+        return model
+
+    def _measures(self, model: State, counts: Tensor, replies: Report) -> Log:
+        """Whether the domains have collapsed, and how much the residuals weigh."""
+        samples = counts.sum().clamp_min(1)
+        scales = [float(model[name]) for name in model if name.endswith(".scale")]
+        return {
+            "largest domain": float(counts.max() / samples),
+            "evenness": evenness(counts),
+            "agreement": float(replies.agreed.sum() / samples),
+            "lambda": sum(scales) / len(scales) if scales else 1.0,
+            "domains": [float(n) for n in counts / samples],
+            "lambdas": scales,
+        }
+
+    def assess(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+        """Clients find the domains of their test samples, without their labels, and use the residuals accordingly."""
+        message = self._message(state, fed, ids)
+        return fed.ask(self.route_and_judge, ids, each=message, common=_COMMON, purpose="evaluation")
+
+    @on_client
+    def route_and_judge(self, c: Cohort, sent: Sent) -> Assessment:
+        """On the client: every test sample by its own domains, or all by what they look like together."""
+        seen = [self._seen(c, sent, index, client.test) for index, client in enumerate(c.data)]
+        weights = [pool(own) if sent.pooled else own for own in seen]
+        main = torch.stack([own.mean(0).nan_to_num().argmax() for own in weights])
+        sides = weights if self.soft else [own.argmax(1) for own in weights]
+        scores = evaluate(c.beside(sides, "test"), spread(sent.model, len(c)))
+        return Assessment(scores.correct, scores.loss, scores.count, main)
+
+    def model_for(self, state: Domains, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """One network for everyone; which residuals it uses is decided by the samples."""
+        return stack([state.model]), [0] * len(ids)
+
+    def models(self, state: Domains) -> Mapping[str, State]:
+        """The network and, where there is one, the student."""
+        return {"network": state.model, **({"student": state.student} if state.student else {})}
+
+    def panels(self, state: Domains, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
+        """Collapse, the weight of the residuals and the adjacency."""
+        curves: dict[str, list[float]] = {
+            key: state.history[key] for key in ("largest domain", "evenness", "agreement") if key in state.history
+        }
+        if not curves:
+            return []
+        rounds = [float(number + 1) for number in range(len(state.history["evenness"]))]
+        shown: list[Panel] = [
+            Lines("how evenly domains are used", rounds, curves),
+            Lines("weight of the residuals (lambda, mean over layers)", rounds, {"lambda": state.history["lambda"]}),
+            Table("samples of the last round by domain", ["domain", "samples"], list(enumerate(state.samples))),
+        ]
+        if "adjacency" in state.model:
+            shown.append(Heatmap("adjacency of the domains", state.model["adjacency"].tolist()))
+        return shown
+
+
+@lru_cache(maxsize=8)
+def _classifier(shape: tuple[int, ...], domains: int, normalise: Normalise, dtype: torch.dtype) -> Task:
+    """The task of telling domains apart; made once, because its scratch network is."""
+    return Task(partial(domain_classifier, shape, domains), shape, domains, normalise, dtype=dtype)
+
+
+def _seed(fed: Federation) -> int:
+    return int(fed.rng("domains").integers(1 << 31))

@@ -1,0 +1,178 @@
+"""FedFomo: every client mixes its own model from those of others that help it (Zhang et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.cohort import Cohort, evaluate, local_sgd, score
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.federation import Federation, Nothing, Replies, on_client
+from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
+from coterie.report.panels import Heatmap, Panel
+from coterie.states import Stack, State, concat, flat, mix, row, spread, stack
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The models clients uploaded last, and how much each client has gained from each other (P of the paper).
+
+    The personal models stay with the clients.
+    """
+
+    model: State
+    uploads: dict[str, State]
+    affinity: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much a client took of each model: first of its own trained one, then of those sent."""
+
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class FedFomo(ServerMethod[Exchange]):
+    """w_n = max(0, (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|), made to sum to 1; L_i on held-out data."""
+
+    downloads: int = field(default=5, metadata={"help": "models of others a client gets per round (M)"})
+    explore: float = field(
+        default=0.3, metadata={"help": "chance of a random model instead of the most useful (epsilon)"}
+    )
+    explore_decay: float = field(default=0.05, metadata={"help": "what epsilon loses every round"})
+    norm: Literal["l1", "l2"] = field(
+        default="l2", metadata={"help": "distance of models: l2 (paper) or l1 (its code)"}
+    )
+
+    name: ClassVar[str] = "fedfomo"
+    paper: ClassVar[str] = "Zhang et al. 2021, Personalized federated learning with first order model optimization"
+    summary: ClassVar[str] = "every client mixes its own model from others that lower its validation loss"
+    state_type: ClassVar[type[Exchange]] = Exchange
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.downloads >= 1, "downloads", "be at least 1")
+        self._require(0 <= self.explore <= 1, "explore", "lie in [0, 1]")
+        self._require(self.explore_decay >= 0, "explore_decay", "be at least 0")
+
+    def init(self, fed: Federation) -> Exchange:
+        """The common initial model; nobody knows anybody."""
+        if len(fed.ids) < 2:
+            raise CoterieError("fedfomo mixes the models of several clients, but there is only one; add clients.")
+        return Exchange(fed.task.init(fed.seed), {}, {})
+
+    def step(self, state: Exchange, fed: Federation) -> tuple[Exchange, Log]:
+        """Train, upload, download some of the others, mix."""
+        trained = fed.ask(self.train, fed.sample(self.fraction), same=Nothing())
+        if trained.value is None:
+            return state, {}
+        models = trained.value.model
+        uploads = {**state.uploads, **{client: row(models, i) for i, client in enumerate(trained.ids)}}
+        state = Exchange(state.model, uploads, state.affinity)
+        chosen = {client: self._choose(state, fed, client) for client in trained.ids}
+        # a message has as many models for everyone: in the first rounds of a small share of clients, fewer
+        least = min(len(names) for names in chosen.values())
+        if not least:
+            return state, {}
+        chosen = {client: names[:least] for client, names in chosen.items()}
+        sent = stack([stack([uploads[name] for name in names]) for names in chosen.values()])
+        mixed = fed.ask(self.mix_models, list(chosen), each=Models(sent))
+        if mixed.value is None:
+            return state, {}
+        affinity = dict(state.affinity)
+        for client, weights in zip(mixed.ids, mixed.value.weights.tolist(), strict=True):
+            gained = dict(affinity.get(client, {}))
+            for name, weight in zip(chosen[client], weights[1:], strict=True):
+                gained[name] = gained.get(name, 0.0) + weight
+            affinity[client] = gained
+        taken = mixed.value.weights[:, 1:].clamp_min(0).sum(1).mean()
+        return Exchange(state.model, uploads, affinity), {"taken_from_others": float(taken)}
+
+    def _choose(self, state: Exchange, fed: Federation, client: ClientId) -> list[ClientId]:
+        """Epsilon-greedy: each place goes to the most useful model so far, or with chance epsilon to a random one."""
+        rest = sorted(name for name in state.uploads if name != client)
+        draw = fed.rng("choose", client)
+        rest = [rest[i] for i in draw.permutation(len(rest))]  # equals in random order
+        gained = state.affinity.get(client, {})
+        epsilon = max(0.0, self.explore - self.explore_decay * fed.round)
+        picked: list[ClientId] = []
+        while rest and len(picked) < self.downloads:
+            best = max(rest, key=lambda name: gained.get(name, 0.0))
+            name = rest[int(draw.integers(len(rest)))] if draw.random() < epsilon else best
+            picked.append(name)
+            rest.remove(name)
+        return picked
+
+    @on_client
+    def train(self, c: Cohort, sent: Nothing) -> Trained:
+        """On the client: local training from the personal model."""
+        trained = local_sgd(c, self._own(c), self.opt)
+        c.keep("trained", trained)
+        return Trained(trained, c.size)
+
+    @on_client
+    def mix_models(self, c: Cohort, sent: Models) -> Weights:
+        """On the client: weigh the own trained model and the sent ones; without any gain the old model stays."""
+        start = self._own(c)
+        trained = c.recall("trained", start)
+        mixed, weights = [], []
+        for index, samples in enumerate(c.part("valid")):
+            old = {name: tensor[index : index + 1] for name, tensor in start.items()}
+            own = {name: tensor[index : index + 1] for name, tensor in trained.items()}
+            offered = concat([own, {name: tensor[index] for name, tensor in sent.models.items()}])
+            loss = score(c.task, concat([old, offered]), samples).loss
+            raw = first_order_weights(loss[0], loss[1:], self._distance(offered, old))
+            positive = raw.clamp_min(0)
+            shares = positive / positive.sum().clamp_min(torch.finfo(torch.float64).tiny)
+            mixed.append(
+                row(mix(torch.cat([1 - shares.sum(0, keepdim=True), shares])[None], concat([old, offered])), 0)
+            )
+            weights.append(raw / raw.sum().abs().clamp_min(torch.finfo(torch.float64).tiny))
+        c.keep("model", stack(mixed))
+        return Weights(torch.stack(weights))
+
+    def _distance(self, models: Stack, old: Stack) -> Tensor:
+        gaps = (flat(models) - flat(old)).double()
+        return gaps.abs().sum(1) if self.norm == "l1" else gaps.norm(dim=1)
+
+    def assess(self, state: Exchange, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+        """Clients judge their personal models."""
+        return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation")
+
+    @on_client
+    def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:
+        """On the client: the personal model on the own test part."""
+        scores = evaluate(c, self._own(c))
+        return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
+
+    def _own(self, c: Cohort) -> Stack:
+        return c.recall("model", spread(c.task.init(c.seed), len(c)))
+
+    def model_for(self, state: Exchange, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """What a client that has not taken part yet would use; the others keep their own."""
+        return stack([state.model]), [0] * len(ids)
+
+    def models(self, state: Exchange) -> Mapping[str, State]:
+        """Nothing of the server's own: the personal models are with the clients."""
+        return {}
+
+    def panels(self, state: Exchange, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
+        """Who gains from whom, clients of one true group side by side."""
+        if not state.affinity or len(ids) > 200:
+            return []
+        order = sorted(range(len(ids)), key=lambda i: (truth[i] if truth else 0, ids[i]))
+        names = [ids[i] for i in order]
+        rows = [[state.affinity.get(a, {}).get(b, 0.0) for b in names] for a in names]
+        return [Heatmap("What each client (row) has gained from each other", rows, names, names)]
+
+
+def first_order_weights(loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+    """(L(theta_i) - L(theta_n)) / |theta_n - theta_i|, signed; 0 for a model that is no different."""
+    safe = distances.clamp_min(torch.finfo(torch.float64).tiny)
+    return torch.where(distances > 0, (loss - losses) / safe, 0.0).nan_to_num(0.0, 0.0, 0.0)

@@ -1,0 +1,168 @@
+"""LADD: clients are clustered once by the style of their images, its low frequencies (Shenaj et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.clustering.embed import class_means
+from coterie.cohort import Cohort
+from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
+from coterie.federation import Federation, Nothing, on_client
+from coterie.methods.base import Log
+from coterie.methods.clustered import ClusterMethod, Clusters
+from coterie.rng import key64, rng
+from coterie.states import row, spread
+
+_STARTS = 10
+_RADIUS_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Style:
+    """A client's style vector."""
+
+    style: Tensor
+
+
+@dataclass(frozen=True)
+class Styled(Clusters):
+    """Clusters with the mean style of each, for newcomers."""
+
+    centres: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LADD(ClusterMethod):
+    """Style = mean FFT amplitude in a window around frequency 0; k-means over clients; FedAvg inside the clusters."""
+
+    k: int = field(default=0, metadata={"help": "number of clusters; 0: by the best silhouette"})
+    most: int = field(default=8, metadata={"help": "the most clusters that the silhouette may choose"})
+    radius: int = field(default=0, metadata={"help": "half-width b of the window; 0: a tenth of the image's side"})
+    per_class: bool = field(
+        default=True, metadata={"help": "one style per class (the paper's baseline), or one in all"}
+    )
+
+    name: ClassVar[str] = "ladd"
+    paper: ClassVar[str] = "Shenaj et al. 2023, Learning across domains and devices"
+    summary: ClassVar[str] = "one-shot clusters by image style (FFT amplitudes) and k-means"
+    state_type: ClassVar[type[Clusters]] = Styled
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.k >= 0, "k", "be at least 0")
+        self._require(self.most >= 2, "most", "be at least 2")
+        self._require(self.radius >= 0, "radius", "be at least 0")
+
+    def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
+        """Ask for styles, run k-means."""
+        return self._found(fed, ids)[0]
+
+    def init(self, fed: Federation) -> Styled:
+        """Cluster by style; every cluster starts from the same model."""
+        if len(fed.task.shape) != 3:
+            raise CoterieError(
+                f"ladd needs images (channels, height, width) and the inputs are {tuple(fed.task.shape)}."
+            )
+        if self.k > len(fed.ids):
+            raise CoterieError(
+                f"ladd: k = {self.k} clusters need at least as many clients, but there are {len(fed.ids)}."
+            )
+        return self._started(fed, fed.task.init(fed.seed))
+
+    def _started(self, fed: Federation, model: dict[str, Tensor]) -> Styled:
+        cluster, centres = self._found(fed, fed.ids)
+        return Styled(spread(model, 1 if centres is None else len(centres)), cluster, centres)
+
+    def _found(self, fed: Federation, ids: Sequence[ClientId]) -> tuple[dict[str, int], Tensor | None]:
+        replies = fed.ask(self.describe, sorted(ids), same=Nothing())
+        if replies.value is None:
+            return {}, None
+        styles = replies.value.style.double().numpy()
+        labels = cluster_styles(styles, self.k, self.most, fed.seed)
+        centres = np.stack([styles[labels == group].mean(0) for group in range(labels.max() + 1)])
+        return dict(zip(replies.ids, labels.tolist(), strict=True)), torch.from_numpy(centres)
+
+    @on_client
+    def describe(self, c: Cohort, sent: Nothing) -> Style:
+        """On the client: the mean amplitudes of its images, class by class."""
+        styles = []
+        for client, data in zip(c.ids, c.data, strict=True):
+            amplitudes = style(c.task.normalise(data.train.x, torch.float32), self.radius)
+            noise = rng(c.seed, "missing classes", client)
+            classes = c.task.classes if self.per_class else 1
+            labels = data.train.y if self.per_class else torch.zeros_like(data.train.y)
+            styles.append(class_means(amplitudes, labels, classes, noise).flatten())
+        return Style(torch.stack(styles))
+
+    def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
+        """FedAvg inside the clusters; clients whose style was lost are asked again first."""
+        assert isinstance(state, Styled)
+        if not state.cluster:
+            state = self._started(fed, row(state.models, 0))
+        else:
+            state = self.admit(state, fed, [client for client in fed.ids if client not in state.cluster])
+        if not state.cluster:
+            return state, {}
+        trained = self.averaged(state, self.train_clusters(state, fed))
+        assert isinstance(state, Styled)
+        return Styled(trained.models, trained.cluster, state.centres), {}
+
+    def admit(self, state: Clusters, fed: Federation, new: Sequence[ClientId]) -> Styled:
+        """Newcomers go to the nearest style."""
+        assert isinstance(state, Styled)
+        if not new or state.centres is None:
+            return state
+        replies = fed.ask(self.describe, sorted(new), same=Nothing())
+        if replies.value is None:
+            return state
+        nearest = torch.cdist(replies.value.style.double(), state.centres).argmin(1).tolist()
+        return Styled(state.models, {**state.cluster, **dict(zip(replies.ids, nearest, strict=True))}, state.centres)
+
+
+def style(images: Tensor, radius: int = 0) -> Tensor:
+    """Amplitudes of the lowest frequencies of images [n, channels, height, width], [n, channels * window].
+
+    The window reaches `radius` frequencies to each side of 0 (0: a tenth of the shorter side, at least 1).
+    """
+    if images.dim() != 4:
+        raise CoterieError(f"Styles are of images [n, channels, height, width] and {tuple(images.shape)} was given.")
+    height, width = images.shape[2:]
+    reach = radius or max(1, int(_RADIUS_SHARE * min(height, width)))
+    if 2 * reach + 1 > min(height, width):
+        raise CoterieError(
+            f"A style window of half-width {reach} does not fit {height} x {width} pixels; take a smaller."
+        )
+    amplitude = torch.fft.fftshift(torch.fft.fft2(images).abs(), dim=(2, 3))
+    y, x = height // 2, width // 2
+    window: Tensor = amplitude[:, :, y - reach : y + reach + 1, x - reach : x + reach + 1]
+    return window.flatten(1)
+
+
+def cluster_styles(
+    styles: np.ndarray[tuple[int, ...], np.dtype[np.float64]], k: int, most: int, seed: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """k-means into k groups, or into the number from 2 to `most` with the best silhouette, numbered by first member."""
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import silhouette_score
+
+    clients = len(styles)
+    distinct = len(np.unique(styles, axis=0))
+    numbers = [min(k, distinct)] if k else list(range(2, min(most, clients - 1, distinct) + 1))
+    if not numbers or numbers == [1]:
+        return np.zeros(clients, np.int64)
+    fits = {
+        number: KMeans(number, n_init=_STARTS, random_state=key64(seed, "styles", number) % (1 << 32)).fit_predict(
+            styles
+        )
+        for number in numbers
+    }
+    best = numbers[0] if len(numbers) == 1 else max(numbers, key=lambda n: silhouette_score(styles, fits[n]))
+    _, first, inverse = np.unique(fits[best], return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first)).astype(np.int64)[inverse]

@@ -1,0 +1,170 @@
+"""PANM: peers that find their own neighbours (Li et al., "Mining Latent Relationships among Clients: Peer-to-peer
+Federated Learning with Adaptive Neighbor Matching")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.clustering.em import same_group
+from coterie.cohort import Cohort
+from coterie.engine.network import NOBODY, Keys, as_rows, draw, members
+from coterie.methods.peers import Inbox, PeerView, best, only, renewed
+from coterie.methods.similarity import LossScore, by_direction, by_loss
+from coterie.methods.simulated import SimulatedPeers
+
+Stage = Literal["initialise", "match", "gossip"]
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A peer's neighbours N_i [C, w], its rounds so far [C], and whom it measured last with what result [C, m]."""
+
+    neighbours: Tensor
+    age: Tensor
+    scored: Tensor
+    similarity: Tensor
+
+
+@dataclass(frozen=True)
+class PANM(SimulatedPeers[Matching]):
+    """Algorithm 1. Stage one, t1 rounds: the k most similar of l random peers and the last neighbours (confident
+    neighbour initialisation, eq. 8). Stage two: gossip with k of the neighbours; every tau rounds the list is matched
+    anew by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
+
+    A peer counts its own rounds, so that one that joins late goes through stage one too.
+    """
+
+    t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
+    tau: int = field(default=2, metadata={"help": "in stage two neighbours are matched every tau rounds"})
+    metric: Literal["grad", "loss"] = field(
+        default="grad", metadata={"help": "similarity by directions of learning (grad) or by loss on the own data"}
+    )
+    alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
+    loss_score: LossScore = field(
+        default="inverse", metadata={"help": "similarity in loss: 1 / F (inverse) or -F (negative)"}
+    )
+    guard: float = field(
+        default=1.5,
+        metadata={"help": "drop neighbours only if the groups' means are this many deviations apart; 0: always"},
+    )
+    fill: bool = field(
+        default=True, metadata={"help": "with fewer than l neighbours, match with more candidates: 2 l models in all"}
+    )
+
+    name: ClassVar[str] = "panm"
+    paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
+    summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
+    node_type: ClassVar[type[Matching]] = Matching
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.t1 >= 0, "t1", "be at least 0")
+        self._require(self.tau >= 1, "tau", "be at least 1")
+        self._require(0 <= self.alpha <= 1, "alpha", "lie in [0, 1]")
+        self._require(self.guard >= 0, "guard", "be at least 0")
+
+    def start(self, c: Cohort) -> Matching:
+        """No neighbours yet: N_i is empty."""
+        none = torch.empty(len(c), 0, dtype=torch.int64)
+        return Matching(none, torch.zeros(len(c), dtype=torch.int64), none, none.double())
+
+    def wants_start(self, node: Matching, wanted: Tensor) -> Tensor:
+        """The change of a model is needed wherever its direction is measured."""
+        return self._measuring(node, wanted) & (self.metric == "grad" and self.alpha > 0)
+
+    def _measuring(self, node: Matching, keys: Tensor) -> Tensor:
+        """Who measures similarities this round, [C]: in stage one, when matching, and whoever asks a stranger."""
+        stranger = (keys != NOBODY) & ~_listed(keys, node.neighbours)
+        return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0)
+
+    def choose(self, node: Matching, view: PeerView) -> Tensor:
+        """Stage one: N and l others. Matching: l of N and l others. Gossip: k of N."""
+        wanted = []
+        for peer, age in enumerate(node.age.tolist()):
+            near = view.sees(peer, members(node.neighbours[peer]))
+            stage = self.stage(age, near)
+            if stage == "gossip":
+                wanted.append(view.draw(peer, self.k, among=near))
+                continue
+            others = self.l
+            if stage == "match":
+                known = near if len(near) <= self.l else view.draw(peer, self.l, among=near)
+                others += self.l - len(known) if self.fill else 0
+            else:
+                known = near
+            others_of = view.draw(peer, others, without=members(node.neighbours[peer]))
+            wanted.append(np.concatenate([np.sort(known), others_of]))
+        return as_rows(wanted)
+
+    def stage(self, age: int, near: Sequence[int] | Keys) -> Stage:
+        """What a peer does in its round number `age` (from 0); one without neighbours in reach looks for new ones."""
+        if age < self.t1 or not len(near):
+            return "initialise"
+        return "match" if (age + 1) % self.tau == 0 else "gossip"
+
+    def select(self, c: Cohort, node: Matching, inbox: Inbox) -> tuple[Matching, Tensor]:
+        """Measure where others than neighbours were asked; renew the list; say whom to aggregate."""
+        known = _listed(inbox.keys, node.neighbours)
+        measuring = self._measuring(node, inbox.keys)
+        similarity = self.similarity(c, only(inbox, measuring))
+        top = best(similarity, inbox.keys, inbox.mask, self.k)
+        initialise = measuring & ((node.age < self.t1) | ~known.any(1))
+        matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), guard=self.guard))
+        lists, chosen = [], torch.zeros_like(inbox.mask)
+        for peer in range(len(c)):
+            old, keys, came = members(node.neighbours[peer]), inbox.keys[peer].numpy(), inbox.mask[peer].numpy()
+            if bool(initialise[peer]):
+                lists.append(self._confident(old, keys[top[peer].numpy()]))
+                chosen[peer] = top[peer]
+            elif bool(measuring[peer]):
+                same = matched[peer].numpy() if matched[peer].any() else known[peer].numpy() & came
+                lists.append(_matched(old, keys[came & known[peer].numpy()], keys[same & came]))
+                chosen[peer] = self._partners(c, peer, keys, same & came)
+            else:
+                lists.append(old)
+                chosen[peer] = inbox.mask[peer]
+        room = max(node.neighbours.shape[1], self.k) + inbox.keys.shape[1]
+        return Matching(
+            neighbours=as_rows(lists, room),
+            age=node.age + 1,
+            scored=renewed(measuring[:, None], torch.where(inbox.mask, inbox.keys, NOBODY), node.scored),
+            similarity=renewed(measuring[:, None], similarity, node.similarity),
+        ), chosen
+
+    def similarity(self, c: Cohort, inbox: Inbox) -> Tensor:
+        """How like each sender is, [C, m]; 0 where nothing came."""
+        if self.metric == "loss":
+            return by_loss(c, inbox, self.loss_score)
+        return by_direction(c, inbox, self.alpha)
+
+    def _confident(self, old: Keys, top: Keys) -> Keys:
+        """The k most similar; where fewer came, silent old neighbours fill the list."""
+        silent = [key for key in old.tolist() if key not in set(top.tolist())]
+        return np.array([*top.tolist(), *silent[: max(0, self.k - len(top))]], dtype=np.int64)
+
+    def _partners(self, c: Cohort, peer: int, keys: Keys, fine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tensor:
+        """k of the matched peers, whose models are at hand."""
+        taken = draw(c.rng(peer, "matched"), np.sort(keys[fine]), self.k)
+        return torch.from_numpy(np.isin(keys, taken) & fine)
+
+    def neighbours(self, node: Matching) -> Tensor:
+        """N_i."""
+        return node.neighbours
+
+
+def _listed(keys: Tensor, lists: Tensor) -> Tensor:
+    """Which keys [C, m] stand in the same row of `lists` [C, w]."""
+    return (keys[:, :, None] == lists[:, None, :]).any(2) & (keys != NOBODY)
+
+
+def _matched(old: Keys, asked: Keys, same: Keys) -> Keys:
+    """Equation 18, N <- (N - S) + H; the list never becomes empty."""
+    kept = [key for key in old.tolist() if key not in set(asked.tolist())]
+    new = sorted({*kept, *same.tolist()})
+    return np.array(new, dtype=np.int64) if new else old

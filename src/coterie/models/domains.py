@@ -1,0 +1,166 @@
+"""Any network with domain layers in it: `fedcg` puts them in, `export` folds the graph away."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import CoterieError
+from coterie.models.domain_graph import DomainGraph, Sigma, WKind
+from coterie.models.residual import DomainLayer, ResidualStart, Route, domain_layer, parameters_of
+
+_REPLACEABLE = (nn.Linear, nn.Conv2d, nn.BatchNorm2d)
+
+
+class DomainNet(nn.Module):
+    """A network whose samples come with their domains: numbers [n], or weights [n, D]; without any, all weigh alike."""
+
+    wants_side: ClassVar[bool] = True
+
+    def __init__(self, network: nn.Module, route: Route, domains: int, adjacency: Tensor | None) -> None:
+        super().__init__()
+        self.network, self.domains, self._route = network, domains, route
+        self.adjacency: Tensor | None
+        self.register_buffer("adjacency", adjacency)
+
+    def forward(self, x: Tensor, domains: Tensor | None = None) -> Tensor:
+        """The network's output."""
+        if domains is None:
+            domains = torch.full((1, self.domains), 1 / self.domains).expand(len(x), -1)
+        elif len(domains) and domains.dim() == 1 and not 0 <= int(domains.min()) <= int(domains.max()) < self.domains:
+            raise CoterieError(
+                f"Domain {int(domains.max())} was asked for and there are {self.domains}, counted from 0; "
+                "set domains higher."
+            )
+        self._route.domains = domains.to(x.dtype) if domains.is_floating_point() else domains
+        self._route.adjacency = self.adjacency
+        output: Tensor = self.network(x)
+        return output
+
+    def layers(self) -> list[tuple[str, DomainLayer]]:
+        """The domain layers by name."""
+        return [(name, layer) for name, layer in self.named_modules() if isinstance(layer, DomainLayer)]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """How domains interact: the first A (None: they never do), W and sigma of equation 5."""
+
+    adjacency: Tensor | None = None
+    w: WKind = "per_filter"
+    sigma: Sigma = "relu"
+    bottleneck: int = 16
+
+
+def fedcg(
+    module: nn.Module,
+    *,
+    domains: int = 4,
+    layers: str | Sequence[str] = "last",
+    graph: Graph | None = None,
+    scale: float | None = 1.0,
+    start: ResidualStart = "zero",
+) -> DomainNet:
+    """A network with domain layers in the place of the chosen ones.
+
+    `layers` is "last" (the last convolution with its normalisation, or, in a network without any, the last linear
+    layer before the classifier), "convolutions" (all of them and all normalisations), "all" (linear layers too) or the
+    names of layers. `scale` is the first lambda; None leaves the agnostic part out. The module is copied.
+    """
+    if domains < 1:
+        raise CoterieError(f"There must be at least 1 domain, not {domains}.")
+    network, route = copy.deepcopy(module), Route()
+    chosen = choose_layers(network, layers)
+    for layer in chosen.values():
+        weight, bias = parameters_of(layer)
+        joined = None
+        if graph is not None:
+            relu = graph.sigma == "relu"
+            joined = DomainGraph(weight.shape[0], weight.shape, bias is not None, graph.w, relu, graph.bottleneck)
+        new = domain_layer(
+            layer,
+            route,
+            domains,
+            start=start,
+            scale=scale,
+            graph=joined,
+            on_activation=graph is not None and graph.sigma == "on_activation",
+        )
+        network = _replaced(network, layer, new)
+    return DomainNet(network, route, domains, None if graph is None else graph.adjacency)
+
+
+def export(net: DomainNet) -> DomainNet:
+    """The network for inference: one precomputed kernel per layer and domain, no graph, no W, nothing to train."""
+    folded = copy.deepcopy(net).eval()
+    folded._route.adjacency = folded.adjacency
+    for _, layer in folded.layers():
+        layer.fold()
+    folded.adjacency = None
+    return folded.requires_grad_(False)
+
+
+def choose_layers(module: nn.Module, layers: str | Sequence[str]) -> dict[str, nn.Module]:
+    """The layers that a choice names, in the order of the network."""
+    known = {name: layer for name, layer in module.named_modules() if type(layer) in _REPLACEABLE}
+    if not known:
+        raise CoterieError("FedCG needs a Linear, Conv2d or BatchNorm2d layer, and this network has none of them.")
+    if layers == "all":
+        return known
+    images = {name: layer for name, layer in known.items() if not isinstance(layer, nn.Linear)}
+    if layers == "convolutions":
+        if not images:
+            raise CoterieError('This network has no convolution; set layers to "last", "all" or names of layers.')
+        return images
+    if layers == "last":
+        return dict(_last(known))
+    names = [part.strip() for part in layers.split(",")] if isinstance(layers, str) else list(layers)
+    strangers = [name for name in names if name not in known]
+    if strangers or not names:
+        raise CoterieError(
+            f"There is no layer {strangers[0] if strangers else ''!r} that FedCG can replace; "
+            f"there are {', '.join(known)}, or last, convolutions, all."
+        )
+    return {name: known[name] for name in known if name in names}
+
+
+def _last(known: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    items = list(known.items())
+    convolutions = [place for place, (_, layer) in enumerate(items) if isinstance(layer, nn.Conv2d)]
+    if not convolutions:
+        # the classifier itself sees features alone: what differs between domains is before it
+        yield items[max(0, len(items) - 2)]
+        return
+    place = convolutions[-1]
+    yield items[place]
+    if place + 1 < len(items) and isinstance(items[place + 1][1], nn.BatchNorm2d):
+        yield items[place + 1]
+
+
+def _replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The network with a layer exchanged wherever it is used."""
+    if network is old:
+        return new
+    for parent in list(network.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                parent._modules[name] = new
+    return network
+
+
+def domain_classifier(shape: tuple[int, ...], domains: int) -> nn.Sequential:
+    """FedCG's teacher and student: convolutions of 32 and 64 filters, average pooling, one output per domain."""
+    if len(shape) != 3:
+        raise CoterieError(
+            f"FedCG's domain classifier needs images (channels, height, width) and the inputs are {tuple(shape)}; "
+            'set find to "features".'
+        )
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, domains),
+    )  # fmt: skip

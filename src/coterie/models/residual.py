@@ -1,0 +1,231 @@
+"""Layers with a part for all domains and a residual for each (FedCG, equation 4)."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from coterie.errors import CoterieError
+from coterie.models.domain_graph import DomainGraph
+
+ResidualStart = Literal["zero", "random"]
+
+
+class Route:
+    """Where the samples of the current batch belong: what a network tells all its domain layers.
+
+    `domains` holds numbers [n] (hard) or weights [n, D] that sum to 1 (soft). `adjacency` is None where domains do not
+    interact.
+    """
+
+    def __init__(self) -> None:
+        self.domains: Tensor = torch.zeros(0, dtype=torch.int64)
+        self.adjacency: Tensor | None = None
+
+
+class DomainLayer(nn.Module):
+    """z = f_a(x) + scale * f_d(x), the two merged into one kernel for each domain that a batch really has.
+
+    `residual` is V of equation 5: row d holds the parameters of domain d, the weights and then the bias. Without an
+    agnostic part the layer is f_d alone.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor,
+        *,
+        scale: float | None,
+        graph: DomainGraph | None,
+        on_activation: bool,
+    ) -> None:
+        super().__init__()
+        self.route, self.graph, self.on_activation = route, graph, on_activation
+        self.kernel_shape, self.with_bias = weight.shape, bias is not None
+        self.residual = nn.Parameter(residual)
+        self.agnostic = scale is not None
+        if scale is not None:
+            self.weight = nn.Parameter(weight.detach().clone())
+            if bias is not None:
+                self.bias = nn.Parameter(bias.detach().clone())
+            self.scale = nn.Parameter(torch.tensor(scale))
+
+    @property
+    def domains(self) -> int:
+        """How many domains there are."""
+        return self.residual.shape[0]
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """The residual parameters of these domains after the graph, [len(rows), q]."""
+        adjacency = self.route.adjacency
+        if self.graph is not None and not self.graph.is_identity:
+            eye = torch.eye(self.domains, dtype=self.residual.dtype)
+            joined: Tensor = self.graph(self.residual, eye if adjacency is None else adjacency, rows)
+            return joined
+        return self.residual[rows] if adjacency is None else adjacency[rows] @ self.residual
+
+    def kernel(self, residual: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias that a domain computes with: its residual parameters [q] merged with the agnostic ones."""
+        weight, bias = self._parts(residual)
+        if self.agnostic:
+            weight = self.weight + self.scale * weight
+            bias = None if bias is None else self.bias + self.scale * bias
+        return weight, bias
+
+    def _parts(self, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
+        size = self.kernel_shape.numel()
+        return kernel[:size].view(self.kernel_shape), kernel[size:] if self.with_bias else None
+
+    @abstractmethod
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer as it was before, with these parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output, each sample by its own domain."""
+        domains = self.route.domains
+        if len(domains) != len(x):
+            raise CoterieError(
+                f"A domain layer got a batch of {len(x)} while the network got {len(domains)} samples; leave layers "
+                "out that reshape the batch."
+            )
+        if not self.agnostic or not self.on_activation:
+            return self._routed(x, domains, lambda part, residual: self.compute(part, *self.kernel(residual)))
+        rectified = self._routed(x, domains, lambda part, residual: F.relu(self.compute(part, *self._parts(residual))))
+        return self.compute(x, self.weight, self.bias if self.with_bias else None) + self.scale * rectified
+
+    def _routed(self, x: Tensor, domains: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """`apply` to every sample with the residual parameters of its domain, each domain's samples at once."""
+        same = bool((domains == domains[:1]).all())
+        if domains.dim() == 1:
+            if same:
+                only = domains[:1] if len(x) else torch.zeros(1, dtype=torch.int64)
+                return apply(x, self.joined(only)[0])
+            present, place = domains.unique(return_inverse=True)
+            order = place.argsort(stable=True)
+            groups = x[order].split(torch.bincount(place).tolist())
+            parts = [apply(part, residual) for part, residual in zip(groups, self.joined(present), strict=True)]
+            return torch.cat(parts)[order.argsort()]
+        every = self.joined(torch.arange(self.domains))
+        if same and not self.on_activation and len(x):
+            return apply(x, (domains[:1] @ every)[0])
+        outputs = torch.stack([apply(x, residual) for residual in every])
+        weights = domains.T.reshape(self.domains, len(x), *[1] * (outputs.dim() - 2))
+        return (outputs * weights).sum(0)
+
+    def fold(self) -> None:
+        """Put what the graph makes in the place of V, and forget graph and agnostic part where they merge."""
+        merges = self.agnostic and not self.on_activation
+        with torch.no_grad():
+            rows = self.joined(torch.arange(self.domains))
+            if merges:
+                kernels = [self.kernel(row) for row in rows]
+                rows = torch.stack([torch.cat([p.reshape(-1) for p in kernel if p is not None]) for kernel in kernels])
+            self.residual = nn.Parameter(rows.clone(), requires_grad=False)
+        self.graph = None
+        if merges:
+            del self.weight, self.scale
+            if self.with_bias:
+                del self.bias
+            self.agnostic = False
+
+
+class DomainLinear(DomainLayer):
+    """A linear layer with residuals."""
+
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The linear map."""
+        return F.linear(x, weight, bias)
+
+
+class DomainConv2d(DomainLayer):
+    """A convolution with residuals; stride, padding, dilation and groups are those of the layer it replaces."""
+
+    like: nn.Conv2d
+
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution."""
+        output: Tensor = self.like._conv_forward(x, weight, bias)
+        return output
+
+
+class DomainBatchNorm2d(DomainLayer):
+    """Batch normalisation with common statistics; the residuals are of its scale and shift."""
+
+    normalise: nn.BatchNorm2d
+
+    def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Scale and shift of what is normalised already."""
+        assert bias is not None
+        return x * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise over the whole batch, then scale and shift by domain."""
+        return super().forward(self.normalise(x))
+
+
+def domain_layer(
+    layer: nn.Module,
+    route: Route,
+    domains: int,
+    *,
+    start: ResidualStart,
+    scale: float | None,
+    graph: DomainGraph | None,
+    on_activation: bool,
+) -> DomainLayer:
+    """The counterpart of a Linear, Conv2d or BatchNorm2d layer; with `scale` None it has no agnostic part."""
+    weight, bias = parameters_of(layer)
+    residual = _first_residual(layer, domains, start if scale is not None else "copy")
+    kinds: dict[type, type[DomainLinear | DomainConv2d | DomainBatchNorm2d]]
+    kinds = {nn.Linear: DomainLinear, nn.Conv2d: DomainConv2d, nn.BatchNorm2d: DomainBatchNorm2d}
+    made = kinds[type(layer)](route, weight, bias, residual, scale=scale, graph=graph, on_activation=on_activation)
+    if isinstance(layer, nn.Conv2d):
+        made.like = _without_parameters(layer)
+    elif isinstance(layer, nn.BatchNorm2d):
+        made.normalise = nn.BatchNorm2d(
+            layer.num_features, layer.eps, layer.momentum, affine=False, track_running_stats=layer.track_running_stats
+        )
+        made.normalise.load_state_dict(dict(layer.named_buffers()))
+    return made
+
+
+def parameters_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias; a normalisation without its own has 1 and 0."""
+    if isinstance(layer, nn.BatchNorm2d) and not layer.affine:
+        return torch.ones(layer.num_features), torch.zeros(layer.num_features)
+    assert isinstance(layer.weight, Tensor)
+    assert layer.bias is None or isinstance(layer.bias, Tensor)
+    return layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+
+
+def _first_residual(layer: nn.Module, domains: int, start: Literal["zero", "random", "copy"]) -> Tensor:
+    flat = torch.cat([part.reshape(-1) for part in parameters_of(layer) if part is not None])
+    if start == "zero":
+        return torch.zeros(domains, len(flat))
+    if start == "copy":
+        return flat.repeat(domains, 1)
+    rows = []
+    for _ in range(domains):
+        fresh = copy.deepcopy(layer)
+        if isinstance(fresh, nn.BatchNorm2d):
+            rows.append(0.1 * torch.randn(len(flat)))  # scales that add nothing on average
+            continue
+        assert isinstance(fresh, nn.Linear | nn.Conv2d)
+        fresh.reset_parameters()
+        rows.append(torch.cat([part.reshape(-1) for part in parameters_of(fresh) if part is not None]))
+    return torch.stack(rows)
+
+
+def _without_parameters(layer: nn.Conv2d) -> nn.Conv2d:
+    """The convolution's geometry alone."""
+    bare = copy.deepcopy(layer)
+    bare.weight, bare.bias = None, None  # type: ignore[assignment]
+    return bare

@@ -1,0 +1,74 @@
+"""Who moves, who stays, who founds a cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.clustering.centroids import Centroids
+from coterie.clustering.drift import Followed, follow
+from coterie.rng import rng
+
+CLASSES, LENGTH = 10, 200
+PATTERNS = rng(0, "patterns").integers(0, 2, (4, LENGTH)).astype(np.uint8)
+
+
+def noisy(groups: NDArray[np.int64], seed: int, flips: float) -> NDArray[np.uint8]:
+    return PATTERNS[groups] ^ (rng(seed, "flips").random((len(groups), LENGTH)) < flips).astype(np.uint8)
+
+
+def moved(old: NDArray[np.int64], new: NDArray[np.int64], flips: float) -> tuple[Followed, NDArray[np.int64]]:
+    """Clients in the groups `old`, then `new`; only those that change group send other bits."""
+    before = noisy(old, 1, flips)
+    after = np.where((old == new)[:, None], before, noisy(new, 2, flips))
+    centres = Centroids.of(before, old)
+    return follow(centres, old, before, after, CLASSES), new
+
+
+def test_who_drifts_to_a_known_group_moves_there() -> None:
+    old = np.arange(30) % 3
+    new = old.copy()
+    new[:5] = (new[:5] + 1) % 3
+    found, truth = moved(old, new, 0.1)
+    assert found.labels.tolist() == truth.tolist()
+    assert found.parents == []
+    assert found.centroids.sizes.tolist() == np.bincount(truth).tolist()
+
+
+def test_nobody_moves_where_nothing_changes() -> None:
+    old = np.arange(30) % 3
+    found, _ = moved(old, old, 0.3)
+    assert found.labels.tolist() == old.tolist()
+    assert found.parents == []
+
+
+def test_several_who_drift_to_an_unknown_group_found_one_cluster() -> None:
+    old = np.arange(45) % 3
+    new = old.copy()
+    new[:12] = 3
+    for flips in (0.02, 0.15):
+        found, truth = moved(old, new, flips)
+        assert found.labels.tolist() == truth.tolist()
+        assert len(found.parents) == 1
+        assert np.allclose(found.centroids.sizes, np.bincount(truth))
+
+
+def test_one_stranger_founds_a_cluster_of_its_own_where_bits_are_clear() -> None:
+    old = np.arange(30) % 3
+    new = old.copy()
+    new[7] = 3
+    found, truth = moved(old, new, 0.02)
+    assert found.labels.tolist() == truth.tolist()
+    assert len(found.parents) == 1
+
+
+def test_centres_are_the_means_of_their_members() -> None:
+    old = np.arange(40) % 3
+    new = old.copy()
+    new[:12] = 3
+    new[20] = (new[20] + 1) % 3
+    before = noisy(old, 1, 0.1)
+    after = np.where((old == new)[:, None], before, noisy(new, 2, 0.1))
+    found = follow(Centroids.of(before, old), old, before, after, CLASSES)
+    for cluster in range(len(found.centroids)):
+        assert np.allclose(found.centroids.means[cluster], after[found.labels == cluster].mean(0))

@@ -1,0 +1,112 @@
+"""Real processes on loopback, and a wire-tap between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LONG = 150.0
+"""Seconds that anything may take on a machine that others use, too."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(true: Callable[[], Any], what: str, seconds: float = LONG) -> None:
+    """Wait for something that must come true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"still waiting after {seconds} s: {what}"
+        time.sleep(0.1)
+
+
+class Command:
+    """`coterie ...` in a process of its own, its output in a file."""
+
+    def __init__(self, folder: Path, name: str, *arguments: object) -> None:
+        self.log = folder / f"{name}.log"
+        self._file = open(self.log, "ab")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "coterie", *map(str, arguments)],
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, "COLUMNS": "300"},
+        )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def says(self, what: str, seconds: float = LONG) -> None:
+        until(lambda: what in self.text or self.process.poll() is not None, f"{what!r} in {self.log}", seconds)
+        assert what in self.text, self.text
+
+    def ends(self, code: int = 0, seconds: float = LONG) -> str:
+        until(lambda: self.process.poll() is not None, f"the end of {self.log}:\n{self.text}", seconds)
+        assert self.process.returncode == code, self.text
+        return self.text
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+        self._file.close()
+
+
+class WireTap:
+    """A port that passes everything on to another one, and keeps a record of it."""
+
+    def __init__(self, target: int) -> None:
+        self.up, self.down = bytearray(), bytearray()
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                client.close()
+                continue
+            for source, sink, record in ((client, server, self.up), (server, client, self.down)):
+                threading.Thread(target=self._pass_on, args=(source, sink, record), daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket, record: bytearray) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                record += data
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (source, sink):
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+    def close(self) -> None:
+        self._listener.close()

@@ -1,0 +1,176 @@
+"""Four clients in processes of their own on Flower: the simulator's results, bit for bit, for every server method."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.config import RunConfig, from_tables, read_tables
+from coterie.data.samples import ClientId
+from coterie.engine.deploy import ServeOptions, conduct
+from coterie.engine.device import Device, client_data
+from coterie.engine.flower import FlowerTransport
+from coterie.engine.superlink import SuperLink, own_superlink
+from coterie.experiment import execute, population_of
+from coterie.folder import RunFolder
+from coterie.methods import METHODS
+from coterie.methods.peers import PeerMethod
+from coterie.rounds import Result
+
+from ..tiny import OVERRIDES, TRAINING
+from .processes import Command, WireTap, free_port
+from .test_remote import server_side
+from .wiring import poisoned
+
+RUN = """
+method = "fedavg"
+rounds = 2
+seed = 3
+dtype = "float64"
+[scenario]
+name = "rotated-digits"
+clients = 4
+groups = 2
+samples = 12
+test_samples = 10
+"""
+SERVED = [name for name, kind in METHODS.items() if not issubclass(kind, PeerMethod) and name != "oracle"]
+NAMES = ("0", "1", "2", "3")
+
+
+@dataclass
+class Deployment:
+    folder: Path
+    link: SuperLink
+    tap: WireTap
+    clients: dict[ClientId, Command]
+
+    def config(self, method: str) -> RunConfig:
+        settings = {**TRAINING, **OVERRIDES.get(method, {})}
+        known = METHODS[method].__dataclass_fields__
+        fitting = {key: value for key, value in settings.items() if key in known}
+        fitting |= {"k": 2} if "k" in known else {}
+        return dataclasses.replace(
+            from_tables(read_tables(self.folder / "run.toml")), method=method, settings=fitting
+        )
+
+    def run(self, method: str, clients: int = 4) -> Result:
+        config = self.config(method)
+        folder = RunFolder.create(self.folder / f"run-{method}-{clients}", config.to_toml())
+        with self.link.grid() as grid:
+            transport = FlowerTransport(grid, seconds=60.0, alive=self.link.check)
+            return conduct(config, folder, transport, ServeOptions(clients=clients, patience=150.0))
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("flower")
+    (folder / "run.toml").write_text(RUN)
+    port = free_port()
+    with own_superlink("127.0.0.1", port, None, folder / "superlink.log", 1 << 24) as link:
+        tap = WireTap(port)
+        clients = {
+            name: Command(
+                folder, name, "join", "--server", f"127.0.0.1:{tap.port}", "--name", name, "--data", "run.toml", "--stay"
+            )
+            for name in NAMES
+        }
+        try:
+            yield Deployment(folder, link, tap, clients)
+        finally:
+            for client in clients.values():
+                client.stop()
+            tap.close()
+
+
+@pytest.mark.parametrize("method", SERVED)
+def test_flower_ends_as_the_simulator(deployed: Deployment, method: str) -> None:
+    before = len(deployed.tap.up), len(deployed.tap.down)
+    remote = deployed.run(method)
+    sent = len(deployed.tap.up) - before[0], len(deployed.tap.down) - before[1]
+    alone = execute(deployed.config(method), None)
+    assert server_side(remote) == server_side(alone)
+    assert remote.engine == "Flower"
+    # what crossed is what the ledger says plus framing: a message's envelope, and the questions whether there is any
+    assert sent[0] > remote.bytes_up
+    assert sent[1] > remote.bytes_down
+    assert (deployed.folder / f"run-{method}-4" / "report.html").is_file()
+    assert "ari" not in remote.to_json() or remote.ari is None
+
+
+def test_no_image_has_crossed(deployed: Deployment) -> None:
+    """After all the runs above: nothing that crossed holds any of the images, raw or as the model sees them."""
+    config = deployed.config("fedavg")
+    population = population_of(config.scenario, config.seed)
+    crossed = bytes(deployed.tap.up) + bytes(deployed.tap.down)
+    assert len(crossed) > 100_000
+    for name in NAMES:
+        for image in population.client(name).train.x:
+            seen = population.normalise(image[None], torch.float64)
+            for form in (image, image.float(), image.double(), seen, seen.float()):
+                assert form.contiguous().numpy().tobytes() not in crossed
+
+
+class Rogue(Device):
+    """A client that does its work and then sends something else."""
+
+    def perform(self, text: str, payload: bytes, **options: Any) -> bytes:
+        honest = super().perform(text, payload, **options)
+        match self.name:
+            case "0":
+                return poisoned(honest, lambda _, t: t * torch.nan if t.is_floating_point() else t)
+            case "1":
+                return poisoned(honest, lambda _, t: torch.cat([t, t]) if t.dim() else t)
+            case "2":
+                return honest[:-100]
+            case _:
+                return bytes(20 << 20)
+
+
+def test_rogue_clients_are_refused_by_name(deployed: Deployment) -> None:
+    """Clients 0 to 3 come back under their names as rogues: NaN, wrong shape, truncated, oversized."""
+    import threading
+
+    from coterie.engine.flower_client import Security, join
+
+    for client in deployed.clients.values():
+        client.stop()
+    data = {name: client_data(deployed.folder / "run.toml", name) for name in NAMES}
+    honest = Device("honest", dataclasses.replace(_renamed(data["0"])), deployed.folder / "honest")
+    devices: list[Device] = [honest, *(Rogue(name, data[name], deployed.folder / "rogue" / name) for name in NAMES)]
+    address = deployed.link.address
+    threads = [
+        threading.Thread(target=join, args=(device, address, Security()), kwargs={"wait": 20.0, "limit": 1 << 29})
+        for device in devices
+    ]
+    for thread in threads:
+        thread.start()
+    config = dataclasses.replace(deployed.config("fedavg"), rounds=1)
+    folder = RunFolder.create(deployed.folder / "run-rogue", config.to_toml())
+    with deployed.link.grid() as grid:
+        transport = FlowerTransport(grid, seconds=20.0)
+        result = conduct(config, folder, transport, ServeOptions(clients=5, patience=60.0, limit=1 << 24))
+        transport.farewell()
+    for thread in threads:
+        thread.join(30.0)
+        assert not thread.is_alive()
+    assert result.client_ids == ["honest"]
+    events = (folder.path / "events.jsonl").read_text()
+    for name, fault in (("0", "not finite"), ("1", "wrong shape"), ("2", "wrong shape")):
+        assert f'"client": "{name}", "fault": "{fault}"' in events
+    assert '"client": "3"' in events
+    assert "turned away" in (deployed.folder / "superlink.log").read_text()
+
+
+def _renamed(population: Any) -> Any:
+    from coterie.data.own import OwnPopulation
+
+    return OwnPopulation(
+        {"honest": population.client("0")}, population.shape, population.classes, population.normalise
+    )

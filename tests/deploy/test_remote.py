@@ -1,0 +1,232 @@
+"""Clients that keep their own data and memory behind a wire: the same as the simulator's, whatever they are sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coterie import wire
+from coterie.data.own import OwnPopulation
+from coterie.engine.faults import Faults
+from coterie.engine.memory import DiskMemory
+from coterie.engine.orders import Order, from_text, to_text
+from coterie.errors import CoterieError, Unfinished
+from coterie.experiment import builder_named
+from coterie.federation import Failure
+from coterie.folder import RunFolder
+from coterie.methods import METHODS
+from coterie.methods.peers import PeerMethod
+from coterie.rounds import Interrupted, Result, run_with
+from coterie.run import run
+
+from ..tiny import StopAt, fingerprint, made, only
+from .wiring import MODEL, Here, agreement, devices, federation, poisoned
+
+SERVED = [name for name, kind in METHODS.items() if not issubclass(kind, PeerMethod) and name != "oracle"]
+
+
+def simulated(name: str, digits: OwnPopulation, **options: Any) -> Result:
+    model = builder_named(MODEL, digits.shape, digits.classes)
+    return run(made(name), digits, model, rounds=3, seed=11, dtype=torch.float64, **options)
+
+
+def server_side(result: Result) -> dict[str, Any]:
+    """All but the models that clients keep for themselves, which no server of a deployment sees."""
+    whole = fingerprint(result)
+    whole["models"] = {name: model for name, model in whole["models"].items() if not name.startswith("client-")}
+    return whole
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_real_clients_end_as_simulated_ones(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
+    alone = simulated(name, digits)
+    clients = Here(devices(digits, tmp_path))
+    remote = run_with(federation(made(name), digits, clients), made(name), None, rounds=3)
+    assert server_side(remote) == server_side(alone)
+    for client in digits.ids:
+        kept = alone.models.get(f"client-{client}")
+        if kept is not None:
+            latest = DiskMemory(tmp_path / client, "test").recall("nobody", 99)["model"]
+            assert isinstance(latest, dict)
+            assert all(torch.equal(latest[entry], tensor) for entry, tensor in kept.items())
+
+
+@pytest.mark.parametrize("name", ["scaffold", "local", "fedsem"])
+def test_a_server_that_died_goes_on_from_its_checkpoint_with_the_clients_memories_of_that_time(
+    name: str, digits: OwnPopulation, tmp_path: Path
+) -> None:
+    """The clients have seen rounds that the server has lost: they go back with it."""
+    folder = RunFolder.create(tmp_path / "run", "")
+    first = Here(devices(digits, tmp_path))
+    with pytest.raises(Interrupted):
+        run_with(federation(made(name), digits, first), made(name), folder, rounds=3, view=StopAt(2))
+    kept = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    ahead = Here(devices(digits, tmp_path))
+    with pytest.raises(Interrupted):  # a session that gets further, and whose checkpoint is lost
+        run_with(federation(made(name), digits, ahead), made(name), folder, rounds=4, view=StopAt(3), resume=True)
+    for file, data in kept.items():
+        file.write_bytes(data)
+    again = Here(devices(digits, tmp_path))
+    result = run_with(federation(made(name), digits, again), made(name), folder, rounds=3, resume=True)
+    assert server_side(result) == server_side(simulated(name, digits))
+
+
+def test_a_client_that_comes_back_has_its_memory_and_a_late_one_is_admitted(
+    digits: OwnPopulation, tmp_path: Path
+) -> None:
+    late, away = digits.ids[0], digits.ids[4]
+
+    class Coming(StopAt):
+        def update(self, row: Any) -> None:
+            clients.absent = {away} if row["round"] == 1 else set()
+
+    clients, notes = Here(devices(digits, tmp_path)), Coming(0)
+    clients.absent = {late}
+    fed = federation(made("scaffold"), digits, clients, note=notes.note)
+    result = run_with(fed, made("scaffold"), None, rounds=3, view=notes)
+    assert f"{late} joins in round 2" in notes.notes
+    assert result.clients == len(digits.ids)
+    assert sorted(result.client_ids) == sorted(digits.ids)
+    eras = sorted(int(file.name[:8]) for file in (tmp_path / away / "test").glob("*"))
+    assert eras == [1, 3]  # rounds 1 and 3: nothing was lost while it was away
+
+
+def test_what_a_client_sends_is_checked_before_it_is_believed(digits: OwnPopulation, tmp_path: Path) -> None:
+    a, b, c, d, e = digits.ids[:5]
+
+    def tamper(client: str, data: bytes) -> bytes | Failure:
+        if client == a:
+            return poisoned(data, lambda _, t: t * torch.nan if t.is_floating_point() else t)
+        if client == b:
+            return poisoned(data, lambda _, t: torch.cat([t, t]) if t.dim() else t)
+        if client == c:
+            return data[:-9]
+        if client == d:
+            return bytes(200_000)
+        if client == e:
+            return poisoned(data, lambda _, t: t.float())
+        return data
+
+    method, clients = made("fedavg"), Here(devices(digits, tmp_path), tamper)
+    fed = federation(method, digits, clients, limit=100_000)
+    state = method.init(fed)
+    after, _ = method.step(state, fed)
+    kinds = {client: failure.kind for _, client, failure in fed.failures}
+    assert kinds == {a: "not finite", b: "wrong shape", c: "wrong shape", d: "too large", e: "wrong shape"}
+    honest = only(digits, [client for client in digits.ids if client not in kinds])
+    alone = federation(method, honest, Here(devices(honest, tmp_path / "honest")))
+    assert wire.encode(after) == wire.encode(method.step(method.init(alone), alone)[0])
+
+
+def test_a_client_that_says_something_else_than_the_others_is_refused(digits: OwnPopulation, tmp_path: Path) -> None:
+    odd = digits.ids[0]
+
+    def tamper(client: str, data: bytes) -> bytes:
+        return poisoned(data, lambda name, t: t.expand(3).clone() if name == "size" else t) if client == odd else data
+
+    method, clients = made("fedavg"), Here(devices(digits, tmp_path), tamper)
+    fed = federation(method, digits, clients)
+    method.step(method.init(fed), fed)
+    assert [(client, failure.kind) for _, client, failure in fed.failures] == [(odd, "wrong shape")]
+
+
+def test_a_silent_client_is_waited_for_once_a_round(digits: OwnPopulation, tmp_path: Path) -> None:
+    dead = digits.ids[2]
+    asked: list[str] = []
+
+    def tamper(client: str, data: bytes) -> bytes | Failure:
+        asked.append(client)
+        return Failure("late", "no answer") if client == dead else data
+
+    fed = federation(made("fedavg"), digits, Here(devices(digits, tmp_path), tamper))
+    result = run_with(fed, made("fedavg"), None, rounds=2)
+    assert asked.count(dead) == 2
+    assert result.failures == 2
+    assert dead not in result.client_ids
+
+
+def test_no_image_is_in_what_crosses(digits: OwnPopulation, tmp_path: Path) -> None:
+    replies: list[bytes] = []
+
+    def tamper(_: str, data: bytes) -> bytes:
+        replies.append(data)
+        return data
+
+    clients = Here(devices(digits, tmp_path), tamper)
+    run_with(federation(made("ifca"), digits, clients), made("ifca"), None, rounds=1)
+    crossed = b"".join(replies + clients.payloads)
+    for client in digits.ids:
+        for image in digits.client(client).train.x:
+            assert image.numpy().tobytes() not in crossed
+            assert image.double().numpy().tobytes() not in crossed
+
+
+def test_too_few_clients_end_the_run_with_a_sentence(digits: OwnPopulation, tmp_path: Path) -> None:
+    clients = Here(devices(digits, tmp_path))
+    with pytest.raises(Unfinished, match=r"10 clients are needed and after 0 s there are: .*--resume"):
+        federation(made("fedavg"), digits, clients, least=10)
+
+
+def test_a_client_of_another_shape_is_not_admitted(digits: OwnPopulation, tmp_path: Path) -> None:
+    heard: list[str] = []
+    clients = Here(devices(digits, tmp_path))
+    stranger = clients.devices[digits.ids[0]]
+    stranger.__dict__["hello"] = replace(stranger.hello, shape=(3, 32, 32))
+    fed = federation(made("fedavg"), digits, clients, note=heard.append)
+    fed.begin(0)
+    assert digits.ids[0] not in fed.ids
+    assert len(heard) == 1
+    assert "is not admitted: it has inputs of shape (3, 32, 32)" in heard[0]
+
+
+def test_the_oracle_is_refused(digits: OwnPopulation, tmp_path: Path) -> None:
+    with pytest.raises(CoterieError, match="only the simulator knows"):
+        run_with(federation(made("oracle"), digits, Here(devices(digits, tmp_path))), made("oracle"), None, rounds=1)
+
+
+def test_a_device_refuses_what_is_not_its_method_or_its_model(digits: OwnPopulation, tmp_path: Path) -> None:
+    device = devices(digits, tmp_path)[digits.ids[0]]
+    agreed = agreement(made("fedavg"), digits)
+    order = Order(agreed, "train", "aa", 0, 1, 0, each=False)
+
+    def asked(**changes: Any) -> str:
+        with pytest.raises(CoterieError) as caught:
+            device.perform(to_text(replace(order, **changes)), b"")
+        return str(caught.value)
+
+    assert "no client function 'model_for'" in asked(action="model_for")
+    assert "no client function '__init__'" in asked(action="__init__")
+    assert "--model evil.py:net" in asked(agreement=replace(agreed, model="evil.py:net"))
+    assert "There is no method 'os.system'" in asked(agreement=replace(agreed, method="os.system"))
+    assert "not (1, 8, 8)" in asked(agreement=replace(agreed, shape=(1, 9, 9)))
+    assert "does not begin with a safetensors header" in asked()
+    with pytest.raises(wire.WireError, match="a list where a Order belongs"):
+        device.perform("[]", b"")
+    with pytest.raises(wire.WireError, match="not a whole Order"):
+        from_text(Order, "{")
+
+
+def test_simulated_faults_are_the_simulators(digits: OwnPopulation) -> None:
+    """A guard for the equality above: with faults the simulator does differ."""
+    assert server_side(simulated("fedavg", digits, faults=Faults(dropout=0.5))) != server_side(
+        simulated("fedavg", digits)
+    )
+
+
+def test_a_damaged_memory_is_said(digits: OwnPopulation, tmp_path: Path) -> None:
+    memory = DiskMemory(tmp_path, "a run")
+    memory.keep("aa", 1, {"x": torch.ones(2)}, 0)
+    assert torch.equal(memory.recall("bb", 2)["x"], torch.ones(2))  # type: ignore[arg-type]
+    next(memory.path.glob("*")).write_bytes(b"rot")
+    with pytest.raises(CoterieError, match=r"cannot be read .* to start anew"):
+        memory.recall("bb", 2)
+
+
+def test_memories_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CoterieError, match="choose another --memory"):
+        DiskMemory(tmp_path / "file", "run").keep("aa", 1, {"x": torch.ones(2)}, 0)

@@ -1,0 +1,100 @@
+"""What the deployment tests share: clients in this process behind a transport that is a function call."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie import wire
+from coterie.data.own import OwnPopulation
+from coterie.data.samples import ClientId
+from coterie.engine.device import Device
+from coterie.engine.orders import DTYPES, Agreement, Hello, Order, settings_of, to_text
+from coterie.engine.remote import RemoteFederation
+from coterie.errors import CoterieError
+from coterie.experiment import builder_named
+from coterie.federation import Failure, Purpose
+from coterie.methods.base import ServerMethod
+from coterie.task import Task
+
+MODEL = "digits-mlp"
+Answer = Callable[[ClientId, bytes], bytes | Failure]
+
+
+class Here:
+    """Clients in this process. `tamper` may change what they answer; `absent` ones are not there."""
+
+    def __init__(self, devices: Mapping[ClientId, Device], tamper: Answer = lambda _, data: data) -> None:
+        self.devices, self.tamper = dict(devices), tamper
+        self.absent: set[ClientId] = set()
+        self.payloads: list[bytes] = []
+
+    def look(self) -> Mapping[ClientId, Hello]:
+        return {name: device.hello for name, device in self.devices.items() if name not in self.absent}
+
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
+    ) -> dict[ClientId, bytes | Failure]:
+        answers: dict[ClientId, bytes | Failure] = {}
+        for client, payload in payloads.items():
+            self.payloads.append(payload)
+            try:
+                answers[client] = self.tamper(client, self.devices[client].perform(to_text(order), payload))
+            except CoterieError as error:
+                answers[client] = Failure("crashed", str(error))
+        return answers
+
+    def close(self) -> None: ...
+
+
+def agreement(method: ServerMethod[Any], population: OwnPopulation, **changes: Any) -> Agreement:
+    """What the members of a test's run hold in common."""
+    agreed = Agreement(
+        run="test",
+        method=method.name,
+        settings=settings_of(method),
+        model=MODEL,
+        shape=tuple(population.shape),
+        classes=population.classes,
+        normalise=population.normalise,
+        dtype="float64",
+        seed=11,
+    )
+    return dataclasses.replace(agreed, **changes)
+
+
+def task_of(agreed: Agreement) -> Task:
+    """The task of an agreement, as a client builds it."""
+    builder = builder_named(agreed.model, agreed.shape, agreed.classes)
+    task = Task(builder, agreed.shape, agreed.classes, agreed.normalise, dtype=DTYPES[agreed.dtype])
+    return agreed.build_method().task(task)
+
+
+def devices(population: OwnPopulation, root: Path) -> dict[ClientId, Device]:
+    """Every client of a population with its memory in a folder of its own."""
+    return {name: Device(name, population, root / name) for name in population.ids}
+
+
+def federation(
+    method: ServerMethod[Any], population: OwnPopulation, transport: Here, **options: Any
+) -> RemoteFederation:
+    """A federation of clients in this process."""
+    agreed = agreement(method, population)
+    return RemoteFederation(task_of(agreed), agreed, transport, **{"patience": 0.0, **options})
+
+
+def poisoned(data: bytes, change: Callable[[str, torch.Tensor], torch.Tensor]) -> bytes:
+    """A reply with some of its tensors changed, well-formed all the same."""
+    import safetensors.torch
+
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    tensors = {name: change(name, tensor) for name, tensor in safetensors.torch.load(data).items()}
+    return safetensors.torch.save(tensors, metadata=header["__metadata__"])
+
+
+__all__ = ["Here", "agreement", "devices", "federation", "poisoned", "task_of", "wire"]

@@ -1,0 +1,90 @@
+"""Run as `python -m tests.kernel.sanitized FOLDER [overrun]` with a library compiled with sanitizers.
+
+Exercises every code path on networks of awkward sizes; a sanitizer ends the process at the first bad access.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie.kernel import Net
+from coterie.kernel.library import Library, load
+from coterie.kernel.translate import plan_with
+from coterie.rng import torch_rng
+
+_NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
+    (nn.Linear(1, 2), (1,)),
+    (nn.Sequential(nn.Linear(37, 41), nn.Tanh(), nn.Linear(41, 3, bias=False), nn.Sigmoid()), (37,)),
+    (nn.Sequential(nn.ReLU(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 35)), (16,)),
+    (
+        nn.Sequential(
+            *(nn.Conv2d(1, 7, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(7, 13, 3), nn.Tanh(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(52, 9), nn.ReLU(), nn.Linear(9, 4)),
+        ),
+        (1, 13, 13),
+    ),
+    (
+        nn.Sequential(nn.Conv2d(3, 2, (1, 4), padding=(3, 5)), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 2)),
+        (3, 3, 9),
+    ),
+    (nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 3, 2, bias=False), nn.Flatten(), nn.Linear(6, 5)), (2, 5, 7)),
+    (nn.Sequential(nn.Conv2d(2, 14, 3, padding=1), nn.Conv2d(14, 2, 3), nn.Flatten(), nn.Linear(18, 2)), (2, 5, 5)),
+]  # fmt: skip
+
+
+def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: dict[str, Any]) -> None:
+    g = torch_rng(samples, "sanitized")
+    weights = torch.randn(net.size, generator=g, dtype=dtype) * 0.2
+    y = torch.randint(0, net.outputs, (samples,), generator=g)
+    if net.loss == "mse":
+        y = torch.randn(samples, net.outputs, generator=g, dtype=dtype)
+    if options.pop("everything", False):
+        options |= {"mu": 0.1, "anchor": weights.clone(), "correction": weights.clone(), "weight_decay": 0.1}
+    for x in (
+        torch.randn(samples, *net.input_shape, generator=g, dtype=dtype),
+        torch.randint(0, 256, (samples, *net.input_shape), generator=g, dtype=torch.uint8),
+    ):
+        order = torch.cat([torch.randperm(samples, generator=g) for _ in range(2)])
+        net.train(weights, x, y, order, epochs=2, batch=batch, lr=0.01, scale=0.01, **options)
+        net.evaluate(torch.stack([weights, weights]), x, y)
+        net.predict(weights[None], x)
+
+
+def _overrun(library: Library) -> None:
+    """Make the kernel read behind the end of a tensor on purpose."""
+    net = plan_with(library, nn.Linear(5000, 2), (5000,), "mse")
+    assert isinstance(net, Net)
+    data, _kept = net._inputs(torch.zeros(2, 5000), torch.float32, (0.0,), (1.0,), 1.0)
+    data.samples = 200
+    object.__setattr__(net, "_inputs", lambda *_: (data, []))
+    net.logits(torch.zeros(1, net.size), torch.zeros(200, 5000))
+
+
+def main() -> None:
+    """Exercise the library in the folder given first."""
+    torch.set_num_threads(1)
+    library = load(Path(sys.argv[1]))
+    assert isinstance(library, Library), library
+    if "overrun" in sys.argv:
+        _overrun(library)
+    for module, shape in _NETS:
+        for loss in ("cross_entropy", "mse"):
+            net = plan_with(library, module, shape, loss)
+            assert isinstance(net, Net), net
+            for block_bytes in (1, 1 << 20):
+                small = dataclasses.replace(net, block_bytes=block_bytes)
+                _exercise(small, torch.float32, 23, 10, {"momentum": 0.9, "everything": True})
+                _exercise(small, torch.float64, 7, 33, {"optimiser": "adam"})
+                _exercise(small, torch.float32, 33, 33, {})
+    print("clean")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""How the clients are shared out never changes what comes out: for every method there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.cohort import local_sgd
+from coterie.data.own import OwnPopulation
+from coterie.engine.simulate import EngineOptions
+from coterie.methods import METHODS
+from coterie.run import Result, run
+from coterie.states import row, spread
+from coterie.task import Task
+
+from ..tiny import batchnorm_net, cohort, fingerprint, largest_gap, made, only, small_net
+
+EVERY = sorted(METHODS)
+
+
+def play(name: str, population: OwnPopulation, net: Any = small_net, **options: Any) -> Result:
+    dtype = options.pop("dtype", torch.float32)
+    return run(made(name), population, net, rounds=2, seed=1, dtype=dtype, engine=EngineOptions(**options))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_lanes_and_threads_change_nothing_in_the_kernel(name: str, digits: OwnPopulation) -> None:
+    alone = play(name, digits, lanes=1, workers=1)
+    assert alone.engine.startswith("compiled kernel")
+    for lanes in (1, 3, len(digits.ids)):
+        for workers in (1, 2):
+            other = play(name, digits, lanes=lanes, workers=workers)
+            assert fingerprint(other) == fingerprint(alone), (lanes, workers)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_lanes_and_processes_change_nothing_in_torch(name: str, digits: OwnPopulation) -> None:
+    alone = play(name, digits, lanes=1, workers=1, kernel=False)
+    assert "torch, 1 thread" in alone.engine
+    shared = play(name, digits, lanes=3, workers=2, kernel=False)
+    assert "torch, 2 processes" in shared.engine
+    assert fingerprint(shared) == fingerprint(alone)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_kernel_and_torch_agree_in_float64(name: str, digits: OwnPopulation) -> None:
+    compiled = play(name, digits, dtype=torch.float64, workers=1)
+    plain = play(name, digits, dtype=torch.float64, workers=1, kernel=False)
+    assert compiled.engine != plain.engine
+    assert compiled.clusters == plain.clusters
+    assert compiled.models.keys() == plain.models.keys()
+    for model in compiled.models:
+        assert largest_gap(compiled.models[model], plain.models[model]) < 1e-9
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_buffers_travel_with_the_model_on_every_path(name: str, digits: OwnPopulation) -> None:
+    """BatchNorm's statistics are in the saved models and have moved, and processes change nothing."""
+    alone = play(name, digits, batchnorm_net, workers=1)
+    shared = play(name, digits, batchnorm_net, workers=2, lanes=2)
+    assert fingerprint(shared) == fingerprint(alone)
+    assert alone.models
+    for model in alone.models.values():
+        assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= model.keys()
+    assert any(float(model["1.running_mean"].abs().sum()) > 0 for model in alone.models.values())
+
+
+@pytest.mark.parametrize("use_kernel", [True, False])
+@pytest.mark.parametrize("absent", ["c0", "c4", "c8"])
+def test_an_absent_client_changes_nobody_elses_training(digits: OwnPopulation, absent: str, use_kernel: bool) -> None:
+    task = Task(small_net, digits.shape, digits.classes, digits.normalise, use_kernel=use_kernel)
+    start, opt = task.init(1), made("fedavg").opt
+    everyone = local_sgd(cohort(digits, task), spread(start, 9), opt)
+    rest = [client for client in digits.ids if client != absent]
+    others = local_sgd(cohort(digits, task, rest), spread(start, 8), opt)
+    for place, client in enumerate(rest):
+        assert largest_gap(row(others, place), row(everyone, list(digits.ids).index(client))) == 0
+
+
+def test_an_absent_client_changes_nobody_elses_order_of_clients(digits: OwnPopulation) -> None:
+    """What clients do in later rounds is theirs too: without communication, one leaving changes nothing at all."""
+    everyone = play("local", digits)
+    rest = play("local", only(digits, [client for client in digits.ids if client != "c3"]))
+    for model, state in rest.models.items():
+        assert largest_gap(state, everyone.models[model]) == 0

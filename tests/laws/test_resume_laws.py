@@ -1,0 +1,88 @@
+"""A run that was stopped and resumed is the run that was never stopped, bit for bit: for every method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.data.own import OwnPopulation
+from coterie.engine.faults import Faults
+from coterie.engine.simulate import EngineOptions
+from coterie.folder import read_metrics
+from coterie.methods import METHODS
+from coterie.run import Interrupted, Result, run
+
+from ..tiny import StopAt, batchnorm_net, fingerprint, made, small_net
+
+EVERY = sorted(METHODS)
+STORM = Faults(dropout=0.2, nan=0.1, huge=0.1, wrong_shape=0.1, slowness=0.5, deadline=1.5)
+
+
+def play(name: str, population: OwnPopulation, out: Path, net: Any = small_net, **how: Any) -> Result:
+    how.setdefault("engine", EngineOptions(workers=2))
+    return run(made(name), population, net, rounds=4, seed=7, out=out, checkpoint_seconds=1e9, **how)
+
+
+def logs(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The events and metrics without the wall time."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    rows = read_metrics(folder)
+    return ([{k: v for k, v in each.items() if k != "seconds"} for each in part] for part in (events, rows))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("faults", [Faults(), STORM], ids=["calm", "storm"])
+@pytest.mark.parametrize("name", EVERY)
+def test_resumed_is_never_interrupted(name: str, faults: Faults, digits: OwnPopulation, tmp_path: Path) -> None:
+    whole = play(name, digits, tmp_path / "whole", faults=faults)
+    stop_at = 2 if faults.dropout else 1
+    with pytest.raises(Interrupted, match=f"after {stop_at} of 4 rounds; nothing is lost: coterie resume"):
+        play(name, digits, tmp_path / "parts", faults=faults, view=StopAt(stop_at))
+    resumed = play(name, digits, tmp_path / "parts", faults=faults, resume=True)
+    assert fingerprint(resumed) == fingerprint(whole)
+    assert [list(part) for part in logs(tmp_path / "parts")] == [list(part) for part in logs(tmp_path / "whole")]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_buffers_are_in_the_checkpoint(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
+    one = EngineOptions(workers=1)
+    whole = play(name, digits, tmp_path / "whole", batchnorm_net, engine=one)
+    with pytest.raises(Interrupted):
+        play(name, digits, tmp_path / "parts", batchnorm_net, engine=one, view=StopAt(3))
+    resumed = play(name, digits, tmp_path / "parts", batchnorm_net, engine=one, resume=True)
+    assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_joins_and_leaves_survive_an_interruption(digits: OwnPopulation, tmp_path: Path) -> None:
+    faults = Faults(joins=((1, 2.0), (3, 1.0)), leaves=((2, 2.0),))
+    whole = play("ifca", digits, tmp_path / "whole", faults=faults)
+    for stop in (1, 2, 3):
+        with pytest.raises(Interrupted):
+            play("ifca", digits, tmp_path / f"at{stop}", faults=faults, view=StopAt(stop))
+        resumed = play("ifca", digits, tmp_path / f"at{stop}", faults=faults, resume=True)
+        assert fingerprint(resumed) == fingerprint(whole)
+
+
+def test_stopped_after_the_last_round_or_before_the_first(
+    digits: OwnPopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = play("scaffold", digits, tmp_path / "whole")
+    with pytest.raises(Interrupted, match="after 4 of 4"):
+        play("scaffold", digits, tmp_path / "last", view=StopAt(4))
+    assert fingerprint(play("scaffold", digits, tmp_path / "last", resume=True)) == fingerprint(whole)
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS["scaffold"], "init", stopped)
+        with pytest.raises(Interrupted, match=r"before the first round; nothing was learnt yet: coterie resume"):
+            play("scaffold", digits, tmp_path / "first")
+    assert fingerprint(play("scaffold", digits, tmp_path / "first", resume=True)) == fingerprint(whole)
+
+
+def test_without_a_folder_nothing_can_be_resumed(digits: OwnPopulation) -> None:
+    with pytest.raises(Interrupted, match="give an output folder"):
+        run(made("fedavg"), digits, small_net, rounds=3, view=StopAt(1))

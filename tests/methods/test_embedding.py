@@ -1,0 +1,320 @@
+"""Embedding clustering: clusters, bytes, newcomers, drift, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+from coterie import wire
+from coterie.clustering.autoencoder import Encoder, fresh_encoder, read_public, train_on_public
+from coterie.clustering.embed import unpack_bits
+from coterie.cohort import Cohort
+from coterie.data import Drift, build
+from coterie.data.own import OwnPopulation
+from coterie.data.population import LazyPopulation
+from coterie.data.samples import ClientData, Population, Samples
+from coterie.data.sources.digits import LEVELS
+from coterie.engine.faults import Faults
+from coterie.engine.simulate import EngineOptions, Simulator
+from coterie.errors import CoterieError
+from coterie.federation import Replies
+from coterie.methods.embedding import SECRET_VARIABLE, Embedded, Embedding, Groups
+from coterie.models import build_model
+from coterie.run import run
+from coterie.states import count, row
+from coterie.task import Task
+
+QUICK: dict[str, Any] = {"epochs": 1, "fraction": 0.2, "flip": 0.05}
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def rotated() -> LazyPopulation:
+    return build("rotated-digits", seed=0)
+
+
+@pytest.fixture(scope="module")
+def autoencoder() -> Encoder:
+    """Trained on the embedded digits as they are, unrotated: a public set."""
+    blank = fresh_encoder((1, 8, 8), 1 / LEVELS)
+    return train_on_public(blank, read_public("digits", (1, 8, 8)), epochs=20, lr=5e-3)
+
+
+@pytest.fixture(scope="module")
+def file(autoencoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(autoencoder.save(tmp_path_factory.mktemp("encoder") / "digits.safetensors"))
+
+
+def net() -> torch.nn.Module:
+    return build_model("digits-mlp", (1, 8, 8), 10)
+
+
+def federation(method: Embedding, population: Population, *, seed: int = 0, faults: Faults | None = None) -> Simulator:
+    task = Task.of(net, population)
+    return Simulator(method, task, population, seed=seed, faults=faults, options=EngineOptions(workers=1))
+
+
+def truth(population: Population, ids: list[str], at: int = 0) -> list[int | None]:
+    return [population.group(client, at) for client in ids]
+
+
+def ari(population: Population, state: Groups, at: int = 0) -> float:
+    ids = sorted(state.cluster)
+    return float(adjusted_rand_score(truth(population, ids, at), state.of(ids)))
+
+
+def test_the_default_finds_the_rotations_from_nothing() -> None:
+    for seed in (0, 1):
+        population = build("rotated-digits", seed=seed)
+        method = Embedding()
+        state = method.init(federation(method, population, seed=seed))
+        assert ari(population, state) > 0.9
+        assert count(state.models) == 4
+
+
+def test_one_group_stays_one(file: str) -> None:
+    population = build("rotated-digits", seed=0, groups=1)
+    method = Embedding(encoder=file)
+    assert count(method.init(federation(method, population)).models) == 1
+
+
+def test_half_of_noise_is_one_group(rotated: LazyPopulation, file: str) -> None:
+    method = Embedding(encoder=file, flip=0.5)
+    assert count(method.init(federation(method, rotated)).models) == 1
+
+
+def test_public_and_hybrid_training(rotated: LazyPopulation, file: str, autoencoder: Encoder) -> None:
+    public = Embedding(pretraining="public", public="digits", public_epochs=2)
+    state = public.init(federation(public, rotated))
+    assert not torch.equal(
+        *(each.state["encoder.1.weight"] for each in (state.autoencoder, public.fresh(Task.of(net, rotated), 0)))
+    )
+    hybrid = Embedding(pretraining="hybrid", encoder=file, encoder_rounds=1)
+    tuned = hybrid.init(federation(hybrid, rotated)).autoencoder
+    assert not torch.equal(tuned.state["encoder.1.weight"], autoencoder.state["encoder.1.weight"])
+    loaded = Embedding(encoder=file)
+    assert wire.encode(loaded.init(federation(loaded, rotated)).autoencoder) == wire.encode(autoencoder)
+
+
+def test_a_federated_autoencoder_costs_its_models_and_a_loaded_one_costs_its_half(
+    rotated: LazyPopulation, file: str, autoencoder: Encoder
+) -> None:
+    """Down: half the autoencoder to each of 40 clients. Up: 25 bytes of bits and the header of a message."""
+    method = Embedding(encoder=file)
+    fed = federation(method, rotated)
+    method.init(fed)
+    assert fed.ledger.down["train"] == 40 * wire.encoded_size(autoencoder.half)
+    reply = Embedded(torch.zeros(25, dtype=torch.uint8))
+    assert fed.ledger.up["train"] == 40 * wire.encoded_size(reply)
+    assert sum(part.numel() for part in wire.pack(reply)[1].values()) == 25
+    assert wire.encoded_size(reply) < 200
+
+
+def test_bits_are_those_of_the_formula(rotated: LazyPopulation, autoencoder: Encoder) -> None:
+    """Without flips: mean codes by class, stretched to [0, 1] class by class, rounded."""
+    method = Embedding(flip=0.0)
+    data = rotated.client("00")
+    cohort = Cohort(("00",), Task.of(net, rotated), (data,))
+    sent = unpack_bits(method.embed(cohort, autoencoder.half).bits, 200)[0].reshape(10, 20)
+    codes = autoencoder.codes(data.train)
+    for label in data.train.y.unique().tolist():
+        mean = codes[data.train.y == label].mean(0)
+        expected = ((mean - mean.min()) / (mean.max() - mean.min())).round()
+        assert sent[label].tolist() == expected.tolist()
+
+
+def test_asked_again_a_client_answers_the_same_unless_its_secret_changes(
+    rotated: LazyPopulation, autoencoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, task = Embedding(flip=0.3), Task.of(net, rotated)
+    ids = rotated.ids[:2]
+    data = tuple(rotated.client(client) for client in ids)
+    first, later = (method.embed(Cohort(ids, task, data, round=at), autoencoder.half).bits for at in (0, 7))
+    assert torch.equal(first, later)
+    monkeypatch.setenv(SECRET_VARIABLE, "only this device knows")
+    assert not torch.equal(first, method.embed(Cohort(ids, task, data), autoencoder.half).bits)
+
+
+def test_each_client_may_have_its_own_flip_probability(rotated: LazyPopulation, autoencoder: Encoder) -> None:
+    ids, task = rotated.ids[:3], Task.of(net, rotated)
+    cohort = Cohort(ids, task, tuple(rotated.client(client) for client in ids))
+    clear, mixed = (
+        unpack_bits(method.embed(cohort, autoencoder.half).bits, 200)
+        for method in (Embedding(flip=0.0), Embedding(flip=0.1, flips=(("01", 0.0), ("02", 0.5))))
+    )
+    changed = (clear != mixed).mean(1)
+    assert changed[1] == 0.0
+    assert 0.02 < changed[0] < 0.2 < 0.35 < changed[2] < 0.65
+
+
+def test_flips_can_be_set_from_text() -> None:
+    from coterie.settings import from_settings
+
+    assert from_settings(Embedding, {"flips": "07:0.2,12:0"}, "embedding").flips == (("07", 0.2), ("12", 0.0))
+
+
+def test_training_averages_inside_clusters_and_shares_the_base(rotated: LazyPopulation, file: str) -> None:
+    apart = run(Embedding(encoder=file, **QUICK), rotated, net, rounds=2)
+    shared = run(Embedding(encoder=file, shared=2, **QUICK), rotated, net, rounds=2)
+    names = list(apart.models["cluster-0"])
+    for name in names[:2]:
+        assert torch.equal(shared.models["cluster-0"][name], shared.models["cluster-1"][name])
+    for name in names[2:]:
+        assert not torch.equal(shared.models["cluster-0"][name], shared.models["cluster-1"][name])
+    assert not torch.equal(apart.models["cluster-0"][names[0]], apart.models["cluster-1"][names[0]])
+
+
+def test_all_clusters_start_from_the_common_model(rotated: LazyPopulation, file: str) -> None:
+    method = Embedding(encoder=file)
+    fed = federation(method, rotated)
+    state = method.init(fed)
+    for name, part in fed.task.init(0).items():
+        assert torch.equal(row(state.models, 3)[name], part)
+
+
+def test_newcomers_go_to_the_nearest_centre_which_follows_them(rotated: LazyPopulation, file: str) -> None:
+    method = Embedding(encoder=file, **QUICK)
+    result = run(method, rotated, net, rounds=ROUNDS, faults=Faults(joins=((2, 6),)))
+    state = result.state
+    assert len(state.cluster) == 40
+    assert ari(rotated, state) > 0.9
+    ids = sorted(state.cluster)
+    bits = unpack_bits(torch.stack([state.bits[client] for client in ids]), 200)
+    for cluster in range(4):
+        members = [i for i, client in enumerate(ids) if state.cluster[client] == cluster]
+        assert np.allclose(state.centroids.means[cluster], bits[members].mean(0))
+        assert state.centroids.sizes[cluster] == len(members)
+
+
+def test_a_newcomer_with_unknown_and_missing_classes(rotated: LazyPopulation, file: str) -> None:
+    """It has classes 0 to 4 of the federation's ten, and one (57) that nobody else knows."""
+    whole = rotated.client("01").train
+    known = whole.y < 5
+    odd = Samples(torch.cat([whole.x[known], whole.x[:3]]), torch.cat([whole.y[known], torch.full((3,), 57)]))
+    clients = {client: rotated.client(client) for client in rotated.ids}
+    groups = {client: int(rotated.group(client) or 0) for client in rotated.ids}
+    everyone = OwnPopulation(
+        {**clients, "odd": ClientData(odd, odd)}, rotated.shape, 10, rotated.normalise, {**groups, "odd": groups["01"]}
+    )
+    method = Embedding(encoder=file)
+    fed = federation(method, everyone)
+    start = method.init(federation(method, rotated))
+    after = method.admit(start, fed, ["odd"])
+    assert after.cluster["odd"] == start.cluster["01"]
+    assert {client: after.cluster[client] for client in start.cluster} == start.cluster
+
+
+def test_lost_embeddings_are_asked_for_again(rotated: LazyPopulation, file: str) -> None:
+    """Clients drop out by chance in each round, so after four rounds everybody has answered once."""
+    method = Embedding(encoder=file, **QUICK)
+    fed = federation(method, rotated, faults=Faults(dropout=0.3))
+    state = method.init(fed)
+    first = dict(state.cluster)
+    assert 20 < len(first) < 40
+    for fed.round in range(1, 1 + ROUNDS):
+        state, _ = method.step(state, fed)
+    assert set(state.cluster) == set(rotated.ids)
+    assert {client: state.cluster[client] for client in first} == first
+    late = [client for client in rotated.ids if client not in first]
+    assert np.mean([state.cluster[client] == _usual(rotated, first, client) for client in late]) > 0.9
+
+
+def _usual(population: Population, cluster: dict[str, int], client: str) -> int:
+    """The cluster in which most clients of this client's group are."""
+    same = [own for other, own in cluster.items() if population.group(other) == population.group(client)]
+    return max(set(same), key=same.count)
+
+
+def test_without_any_embedding_the_first_round_clusters(rotated: LazyPopulation, file: str) -> None:
+    method = Embedding(encoder=file, **QUICK)
+    silent = method.init(federation(method, rotated, faults=Faults(dropout=1.0)))
+    assert silent.cluster == {}
+    assert method.clusters(silent, ["00"]) == [-1]
+    still, _ = method.step(silent, federation(method, rotated, faults=Faults(dropout=1.0)))
+    assert still.cluster == {}
+    assert method.panels(still, ["00"], None) == []
+    later, _ = method.step(silent, federation(method, rotated))
+    assert ari(rotated, later) > 0.9
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_clients_that_drift_are_followed(file: str, every: int) -> None:
+    population = build("rotated-digits", seed=0, drift=Drift(2, 0.2))
+    method = Embedding(encoder=file, reembed=every, **QUICK)
+    fed = federation(method, population)
+    state, moved = method.init(fed), 0
+    for fed.round in range(ROUNDS):
+        state, log = method.step(state, fed)
+        moved += int(log.get("moved", 0))
+        if fed.round < 2:
+            assert moved == 0, "nobody moves before the drift"
+    assert ari(population, state, ROUNDS - 1) > 0.9
+    assert 7 <= moved <= 9, "eight of 40 clients have changed"
+
+
+def test_without_drift_nobody_moves(rotated: LazyPopulation, file: str) -> None:
+    method = Embedding(encoder=file, reembed=1, **QUICK)
+    fed = federation(method, rotated)
+    state = method.init(fed)
+    before = dict(state.cluster)
+    for fed.round in range(ROUNDS):
+        state, log = method.step(state, fed)
+        assert log.get("moved", 0) == 0
+    assert state.cluster == before
+
+
+def test_bad_embeddings_are_refused_by_name(rotated: LazyPopulation, file: str) -> None:
+    class Cheat(Simulator):
+        """Client 03 sends bytes of another length in the first round and set bits beyond the end later."""
+
+        def ask(self, function, ids, **message):  # type: ignore[no-untyped-def]
+            replies = super().ask(function, ids, **message)
+            if function.__name__ != "embed":
+                return replies
+            return Replies(replies.ids, Embedded(torch.zeros(len(replies.ids), 24, dtype=torch.uint8)), {})
+
+    method = Embedding(encoder=file)
+    fed = Cheat(method, Task.of(net, rotated), rotated, seed=0, options=EngineOptions(workers=1))
+    assert method.init(fed).cluster == {}
+    assert [client for _, client, _ in fed.failures] == sorted(rotated.ids)
+    assert fed.failures[3][2].kind == "refused"
+    assert "shape (24,) instead of (25,)" in fed.failures[3][2].reason
+
+
+def test_one_client_and_equal_clients(rotated: LazyPopulation, file: str) -> None:
+    data = rotated.client("00")
+    for names in (["a"], ["a", "b", "c"]):
+        same = OwnPopulation(dict.fromkeys(names, data), rotated.shape, 10, rotated.normalise, {})
+        result = run(Embedding(encoder=file, flip=0.0, epochs=1), same, net, rounds=1)
+        assert result.clusters == [0] * len(names)
+
+
+def test_the_report_shows_the_tree_and_what_the_server_can_draw(
+    rotated: LazyPopulation, file: str, tmp_path: Path
+) -> None:
+    run(Embedding(encoder=file, **QUICK), rotated, net, rounds=1, out=tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    for words in ("Ward tree", "can draw", "epsilon", "Share of bits"):
+        assert words in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"flip": 0.6}, "flip is 0.6"),
+        ({"flips": (("07", -1.0),)}, "client 07 is -1.0"),
+        ({"pretraining": "public"}, "needs a public set"),
+        ({"reembed": -1}, "reembed must be at least 0"),
+        ({"encoder_lr": 0.0}, "encoder_lr must be above 0"),
+        ({"encoder_steps": 0}, "encoder_steps must be at least 1"),
+        ({"encoder_scale": -1.0}, "encoder_scale must be at least 0"),
+    ],
+)
+def test_bad_settings(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(CoterieError, match=words):
+        Embedding(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,341 @@
+"""What all peer-to-peer methods share: answers, means, views, and a network in which things go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from coterie import wire
+from coterie.data.own import OwnPopulation
+from coterie.engine.faults import Faults
+from coterie.engine.network import NOBODY, members, peer_key, peer_keys
+from coterie.engine.simulate import EngineOptions, Simulator
+from coterie.errors import CoterieError
+from coterie.federation import Federation
+from coterie.methods import METHODS
+from coterie.methods.neighbourhood import quality
+from coterie.methods.panm import PANM
+from coterie.methods.peers import Answers, Inbox, PeerView, aggregate, answer_of, best, inbox_of
+from coterie.methods.similarity import by_direction, by_loss
+from coterie.methods.simulated import Network
+from coterie.run import run
+from coterie.states import Stack, row, stack
+from coterie.task import Task
+
+from ..tiny import cohort, largest_gap, made, one_weight, rows, small_net
+
+PEER_METHODS = ["gossip", "panm", "pens"]
+
+
+def models(*values: list[float]) -> Stack:
+    return {"weight": torch.tensor(values)}
+
+
+def inbox(model: Stack, index: list[list[int]], start: Stack | None = None) -> Inbox:
+    """Peer i has row i; whoever sits in row j has key 100 + j."""
+    rows_ = torch.tensor(index)
+    keys = torch.where(rows_ >= 0, rows_ + 100, NOBODY)
+    heard = torch.empty(len(model["weight"]), 0, dtype=torch.int64)
+    return Inbox(Answers(model, start, heard), torch.arange(len(index)), keys, rows_, torch.full((len(index),), 9))
+
+
+def test_means_by_hand() -> None:
+    """Peer 0 takes rows 1 and 2: (1 + 3 + 8) / 3 = 4. Peer 1 takes nothing and keeps its own."""
+    box = inbox(models([1.0, 0.0], [3.0, 0.0], [8.0, 3.0]), [[1, 2], [0, -1]])
+    chosen = torch.tensor([[True, True], [False, False]])
+    assert aggregate(box, chosen)["weight"].tolist() == [[4.0, 1.0], [3.0, 0.0]]
+
+
+def test_counters_are_averaged_and_rounded() -> None:
+    box = inbox(models([1.0], [3.0]), [[1]])
+    pool = replace(box.pool, model={"seen": torch.tensor([[3], [8]])})
+    assert aggregate(replace(box, pool=pool), box.mask)["seen"].tolist() == [[6]]  # 5.5, to even
+
+
+def test_the_best_and_ties() -> None:
+    scores, keys = torch.tensor([[0.5, 0.9, 0.5, 0.7]]), torch.tensor([[4, 3, 2, 1]])
+    usable = torch.tensor([[True, False, True, True]])
+    assert best(scores, keys, usable, 2).tolist() == [[False, False, True, True]]
+    assert best(scores, keys, usable, 9).tolist() == usable.tolist()
+
+
+def test_cosines_by_hand() -> None:
+    """Models end - start: (1, 0), (1, 1), (0, 0) and (-2, 0): cosines of peer 0 with the others 0.7071, 0 and -1."""
+    start = models([1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0])
+    end = models([2.0, 1.0], [3.0, 3.0], [3.0, 3.0], [2.0, 4.0])
+    task = Task(lambda: torch.nn.Linear(2, 1, bias=False), (2,), 1)
+    c = replace(cohort(rows(([1.0], [1])), task), seed=0)
+    box = inbox(end, [[1, 2, 3, -1]], start)
+    assert by_direction(c, box, 1.0)[0].tolist() == pytest.approx([0.5**0.5, 0.0, -1.0, 0.0])
+    origin = task.init(0)["weight"].flatten()
+    ways = [end["weight"][j] - origin for j in range(4)]
+    expected = [float(torch.cosine_similarity(ways[0], ways[j], dim=0)) for j in (1, 2, 3)]
+    assert by_direction(c, box, 0.0)[0, :3].tolist() == pytest.approx(expected, abs=1e-6)
+    both = 0.25 * by_direction(c, box, 1.0) + 0.75 * by_direction(c, box, 0.0)
+    assert torch.allclose(by_direction(c, box, 0.25), both)
+    with pytest.raises(CoterieError, match="where local training began"):
+        by_direction(c, replace(box, pool=replace(box.pool, start=None)), 0.5)
+
+
+def test_similarity_by_loss_by_hand() -> None:
+    """Model w x, loss (w x - y)^2 on (1, 2): models 1 and 4 have losses 1 and 4."""
+    task = Task(one_weight, (1,), 10, loss="mse")
+    box = inbox({"weight": torch.tensor([[[0.0]], [[1.0]], [[4.0]]])}, [[1, 2, -1]])
+    c = cohort(rows(([1.0], [2])), task)
+    assert by_loss(c, box, "negative")[0].tolist() == pytest.approx([-1.0, -4.0, 0.0])
+    assert by_loss(c, box, "inverse")[0].tolist() == pytest.approx([1 / 1.00001, 1 / 4.00001, 0.0])
+
+
+def test_a_real_peer_refuses_bad_answers_by_key_and_goes_on() -> None:
+    template = {"weight": torch.tensor([3.0, 4.0])}
+
+    def answer(*values: float, start: bool = True, told: int = 1) -> Answers:
+        model = {"weight": torch.tensor([list(values)])}
+        return answer_of(model, model if start else None, np.array([7]), told)
+
+    answers = {
+        1: answer(1.0, 2.0),
+        2: answer(float("nan"), 0.0),
+        3: answer(1.0, 2.0, 3.0),
+        4: answer(1e9, 0.0),
+        5: answer(1.0, 2.0, start=False),
+        6: answer(1.0, 2.0, told=2),
+        7: Answers({"bias": torch.ones(1, 2)}, None, torch.tensor([[7]])),
+        9: answer(5.0, 6.0),
+    }
+    box, refused = inbox_of(answer(0.0, 0.0), [1, 2, 3, 4, 5, 6, 7, 8, 9], answers, template, known=20)
+    assert {key: failure.kind for key, failure in refused.items()} == {
+        2: "not finite", 3: "wrong shape", 4: "too large", 5: "wrong shape", 6: "wrong shape", 7: "wrong shape",
+    }  # fmt: skip
+    assert box.index.tolist() == [[1, -1, -1, -1, -1, -1, -1, -1, 2]]
+    assert box.pool.model["weight"].tolist() == [[0.0, 0.0], [1.0, 2.0], [5.0, 6.0]]
+    assert aggregate(box, box.mask)["weight"].tolist() == [[2.0, pytest.approx(8 / 3)]]
+
+
+def test_views_keep_to_what_a_peer_can_reach() -> None:
+    keys = np.sort(peer_keys(["a", "b", "c", "d"]))
+    whole = PeerView(("a", "b"), 0, 0, keys)
+    assert set(whole.draw(0, 9).tolist()) == set(peer_keys(["b", "c", "d"]).tolist())
+    part = PeerView(("a", "b"), 0, 0, keys, known=(np.array([peer_key("c")]), np.array([], dtype=np.int64)))
+    assert part.draw(0, 9).tolist() == [peer_key("c")]
+    assert part.draw(1, 9).tolist() == []
+    assert part.sees(0, keys).tolist() == [peer_key("c")]
+    assert part.sees(1, keys).tolist() == []
+    alone = PeerView(("b",), 0, 0, keys)
+    assert alone.draw(0, 2).tolist() == whole.draw(1, 2).tolist()  # keyed by the peer, not by its place
+
+
+def test_precision_and_recall_by_hand() -> None:
+    """Groups 0 0 0 1; peer 0 lists 1 and 3, peer 1 lists 0 and 2, peer 2 nobody, peer 3 lists 0.
+
+    Precision (1/2 + 1 + 0) / 3 = 0.5 over those with a list; recall (1/2 + 1 + 0) / 3 = 0.5 over those with mates;
+    one list of three is pure.
+    """
+    lists = torch.tensor([[11, 13], [10, 12], [-1, -1], [10, -1]])
+    assert quality([0, 0, 0, 1], np.array([10, 11, 12, 13]), lists) == pytest.approx((0.5, 0.5, 1 / 3))
+
+
+def played(name: str, population: OwnPopulation, rounds: int = 3, faults: Faults | None = None, **settings: Any) -> Network:
+    result = run(made(name, **settings), population, small_net, rounds=rounds, seed=1, faults=faults)
+    state: Network = result.state
+    return state
+
+
+@pytest.mark.parametrize("name", PEER_METHODS)
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(crash=0.3, outage=2),
+        Faults(freeze=0.3, outage=2),
+        Faults(loss=0.5, delay=0.3),
+        Faults(nan=0.3, wrong_shape=0.2, huge=0.2),
+        Faults(loss=1.0),
+    ],
+)
+def test_the_network_goes_on_whatever_happens(name: str, faults: Faults, digits: OwnPopulation) -> None:
+    state = played(name, digits, 4, faults, t1=2) if name != "gossip" else played(name, digits, 4, faults)
+    assert len(state.history) == 4
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state.model.values())
+
+
+@pytest.mark.parametrize("name", PEER_METHODS)
+def test_a_peer_that_hears_nobody_trains_alone(name: str, digits: OwnPopulation) -> None:
+    """With every answer lost, all that is left is local training; nothing was received, but answers were sent."""
+    faults = Faults(loss=1.0)
+    deaf = run(made(name), digits, small_net, rounds=2, seed=1, faults=faults)
+    alone = run(made("local"), digits, small_net, rounds=2, seed=1)
+    for client in digits.ids:
+        assert largest_gap(deaf.models[f"client-{client}"], alone.models[f"client-{client}"]) < 1e-6
+    assert deaf.bytes_down == 0
+    assert deaf.bytes_up > 0
+    assert int(deaf.state.received.sum()) == 0
+
+
+def test_corrupt_models_are_refused_by_name_and_counted(digits: OwnPopulation) -> None:
+    method = made("panm")
+    task = Task(small_net, digits.shape, digits.classes, digits.normalise)
+    fed = Simulator(method, task, digits, seed=1, faults=Faults(nan=0.4), options=EngineOptions(workers=1))
+    state = method.init(fed)
+    after, log = method.step(state, fed)
+    bad = {client for _, client, failure in fed.failures}
+    assert bad
+    assert {failure.kind for *_, failure in fed.failures} == {"not finite"}
+    assert log["awake"] == 9 - len(bad)
+    listed = {int(key) for key in after.node["neighbours"].flatten()}
+    assert not listed & set(peer_keys(sorted(bad)).tolist())
+    for client in bad:
+        place = state.rows([client])[0]
+        assert largest_gap(row(after.model, place), row(state.model, place)) == 0
+
+
+def test_an_old_answer_is_the_model_before_training(digits: OwnPopulation) -> None:
+    """With every answer old, gossip in round 0 averages the own trained model with initial models."""
+    state = played("gossip", digits, 1, Faults(delay=1.0), k=2)
+    alone = run(made("local"), digits, small_net, rounds=1, seed=1)
+    place = state.rows(["c4"])[0]
+    for name, tensor in state.model.items():
+        expected = (alone.models["client-c4"][name] + 2 * state.origin[name]) / 3
+        assert torch.allclose(tensor[place], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PEER_METHODS)
+def test_idle_peers_answer_with_the_model_they_have(name: str, digits: OwnPopulation) -> None:
+    state = played(name, digits, 2, fraction=4)
+    assert int((state.received > 0).sum()) <= 8
+    assert int(state.received.max()) >= 5
+
+
+@pytest.mark.parametrize("name", PEER_METHODS)
+@pytest.mark.parametrize("topology", ["random", "ring", "islands"])
+def test_peers_keep_to_those_they_know(name: str, topology: str, digits: OwnPopulation) -> None:
+    state = played(name, digits, 3, topology=topology, degree=2, bridges=1)
+    assert state.known is not None
+    assert state.aggregated is not None
+    for place in range(9):
+        known = set(members(state.known[place]).tolist())
+        met = {peer_key(state.ids[j]) for j in torch.nonzero(state.aggregated[place]).flatten().tolist()}
+        assert met
+        assert met <= known
+
+
+def test_hearsay_spreads_and_costs_bytes(digits: OwnPopulation) -> None:
+    quiet = run(made("gossip", topology="ring", degree=2, k=2), digits, small_net, rounds=4, seed=1)
+    loud = run(made("gossip", topology="ring", degree=2, k=2, hearsay=2), digits, small_net, rounds=4, seed=1)
+    before, after = (int((result.state.known != NOBODY).sum()) for result in (quiet, loud))
+    assert before == 9 * 2
+    assert after > before
+    for client, known in zip(loud.state.ids, loud.state.known, strict=True):
+        keys = members(known).tolist()
+        assert peer_key(client) not in keys
+        assert len(set(keys)) == len(keys)
+    assert loud.bytes_down > quiet.bytes_down
+
+
+@pytest.mark.parametrize("name", PEER_METHODS)
+@pytest.mark.parametrize("topology", ["full", "random"])
+def test_late_joiners_begin_at_the_beginning(name: str, topology: str, digits: OwnPopulation) -> None:
+    faults = Faults(joins=((2, 3),))
+    state = played(name, digits, 4, faults, topology=topology, degree=3)
+    assert state.ids == tuple(sorted(digits.ids))
+    assert all(tensor.shape[0] == 9 for tensor in (*state.node.values(), *state.model.values()))
+    assert sorted(set((state.received > 0).tolist())) == [True]
+    if name != "gossip":
+        assert sorted(state.node["age"].tolist()) == [2] * 3 + [4] * 6
+
+
+def test_a_method_without_server_needs_a_network(digits: OwnPopulation) -> None:
+    method = made("panm")
+    task = Task(small_net, digits.shape, digits.classes, digits.normalise)
+    fed = Simulator(method, task, digits, seed=1, options=EngineOptions(workers=1))
+    state = method.init(fed)
+
+    class ServerOnly:
+        ids, round, seed, task = fed.ids, 0, 1, fed.task
+
+    server: Federation = ServerOnly()  # type: ignore[assignment]
+    with pytest.raises(CoterieError, match="panm has no server"):
+        method.step(state, server)
+
+
+def test_one_peer_alone_is_refused() -> None:
+    with pytest.raises(CoterieError, match="needs others to learn from"):
+        run(made("gossip"), rows(([1.0], [1])), one_weight, rounds=1, loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "text"),
+    [
+        ("panm", {"l": 0}, "l must be at least 1"),
+        ("panm", {"k": 0}, "k must be at least 1"),
+        ("panm", {"t1": -1}, "t1 must be at least 0"),
+        ("panm", {"tau": 0}, "tau must be at least 1"),
+        ("panm", {"alpha": 1.5}, r"alpha must lie in \[0, 1\]"),
+        ("panm", {"guard": -1.0}, "guard must be at least 0"),
+        ("panm", {"degree": 0}, "degree must be at least 1"),
+        ("panm", {"bridges": -1}, "bridges must be at least 0"),
+        ("panm", {"hearsay": -1}, "hearsay must be at least 0"),
+        ("pens", {"t1": 0}, "t1 must be at least 1"),
+        ("pens", {"l": 3, "k": 4}, "l must be at least k = 4"),
+        ("gossip", {"epochs": 0}, "epochs must be at least 1"),
+    ],
+)
+def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(CoterieError, match=text):
+        METHODS[name](**settings)
+
+
+@pytest.mark.parametrize("name", PEER_METHODS)
+def test_one_peer_at_a_time_is_the_network(name: str, digits: OwnPopulation) -> None:
+    """What the simulator does for all, nine lone peers do for themselves through start, train, choose and update."""
+    method: Any = made(name, t1=2, tau=2, k=2, l=3) if name == "panm" else made(name, k=2, l=3)
+    network = run(method, digits, small_net, rounds=4, seed=11).state
+    task = Task(small_net, digits.shape, digits.classes, digits.normalise)
+    everyone = np.sort(peer_keys(digits.ids))
+    held = {client: stack([task.init(11)]) for client in digits.ids}
+    nodes = {client: method.start(cohort(digits, task, [client])) for client in digits.ids}
+    for number in range(4):
+        alone = {client: cohort(digits, task, [client], number) for client in digits.ids}
+        trained = {c: method.train(alone[c], type_of_models(held[c])).models for c in digits.ids}
+        sent = {
+            peer_key(c): answer_of(trained[c], held[c], np.array([], dtype=np.int64), 0) for c in digits.ids
+        }
+        for client in digits.ids:
+            view = PeerView((client,), number, 11, everyone)
+            wanted: Tensor = method.choose(nodes[client], view)
+            keys = members(wanted[0]).tolist()
+            box, refused = inbox_of(sent[peer_key(client)], keys, sent, task.template, known=8)
+            assert not refused
+            held[client], nodes[client], _ = method.update(alone[client], nodes[client], box)
+    for place, client in enumerate(network.ids):
+        assert largest_gap(row(network.model, place), row(held[client], 0)) == 0
+        near = members(method.neighbours(nodes[client])[0])
+        assert sorted(near) == sorted(members(method.neighbours(method.unpack_node(network.node))[place]))
+
+
+def type_of_models(models_: Stack) -> Any:
+    from coterie.methods.base import Models
+
+    return Models(models_)
+
+
+def test_reports_show_the_neighbours(digits: OwnPopulation) -> None:
+    result = run(made("panm"), digits, small_net, rounds=2, seed=1)
+    method: PANM = made("panm")  # type: ignore[assignment]
+    kinds = [panel.kind for panel in method.panels(result.state, result.client_ids, result.truth)]
+    assert kinds == ["lines", "heatmap", "histogram", "graph"]
+    blind = [panel.kind for panel in method.panels(replace(result.state, history=()), result.client_ids, None)]
+    assert blind == ["heatmap", "histogram", "graph"]
+
+
+def test_the_ledger_counts_what_an_answer_weighs(digits: OwnPopulation) -> None:
+    """Gossip with 2 of 8 others: nine peers receive two models each, twice."""
+    result = run(made("gossip", k=2), digits, small_net, rounds=2, seed=1)
+    one = Answers(row(result.state.model, 0), None, torch.empty(0, dtype=torch.int64))
+    assert result.bytes_down == result.bytes_up == 9 * 2 * 2 * len(wire.encode(one))
+    assert result.state.received.tolist() == [4] * 9
+    assert result.bytes_evaluation == 0

@@ -1,0 +1,129 @@
+"""Several methods side by side: the table, what a target costs, going on with a comparison."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from coterie.folder import read_metrics
+
+from .conftest import Command
+
+SMALL = (
+    "--clients", 8, "--samples", 30, "--groups", 2, "--rounds", 3, "--set", "epochs=5",
+    "--set", "scenario.test_samples=20",
+)  # fmt: skip
+
+
+def result(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def test_a_comparison_is_a_table_over_seeds(coterie: Command, tmp_path: Path) -> None:
+    out = tmp_path / "both"
+    said = coterie("compare", "fedavg", "oracle", *SMALL, "--seeds", "0,1", "--target", 0.2, "--out", out)
+    assert said.code == 0, said.err
+    report = json.loads((out / "compare.json").read_text())
+    assert report["methods"] == ["fedavg", "oracle"]
+    assert report["seeds"] == [0, 1]
+    assert report["scenario"] == "rotated-digits"
+    assert report["runs"] == ["fedavg-seed0", "fedavg-seed1", "oracle-seed0", "oracle-seed1"]
+    assert (out / "report.html").is_file()
+    for row in report["rows"]:
+        runs = [out / f"{row['method']}-seed{seed}" for seed in (0, 1)]
+        accuracy = [result(run)["accuracy"] for run in runs]
+        assert row["runs"] == 2
+        assert row["accuracy_mean"] == pytest.approx(statistics.fmean(accuracy))
+        assert row["accuracy_sd"] == pytest.approx(statistics.stdev(accuracy))
+        assert row["bytes_up"] == pytest.approx(statistics.fmean(result(run)["bytes_up"] for run in runs))
+        assert row["n_clusters_mean"] == (2 if row["method"] == "oracle" else None)
+        assert row["ari_mean"] == (1.0 if row["method"] == "oracle" else None)
+        costs = []
+        for run in runs:
+            reached = next(r for r in read_metrics(run) if r["accuracy"] >= 0.2)
+            costs.append((reached["round"], reached["bytes_down"] + reached["bytes_up"]))
+        assert row["rounds_to_target"] == pytest.approx(statistics.fmean(rounds for rounds, _ in costs))
+        assert row["bytes_to_target"] == pytest.approx(statistics.fmean(size for _, size in costs))
+    assert "Oracle" in said.out
+    assert "FedAvg" in said.out
+
+
+def test_a_target_that_is_never_reached_costs_nothing_that_can_be_said(coterie: Command, tmp_path: Path) -> None:
+    said = coterie("compare", "local", *SMALL, "--target", 1.0, "--out", tmp_path / "one")
+    assert said.code == 0, said.err
+    (row,) = json.loads((tmp_path / "one" / "compare.json").read_text())["rows"]
+    assert row["bytes_to_target"] is None
+    assert row["rounds_to_target"] is None
+    assert "never" in said.out
+
+
+def test_settings_go_to_the_methods_that_have_them(coterie: Command, tmp_path: Path) -> None:
+    out = tmp_path / "some"
+    said = coterie(
+        "compare", "fedavg", "ifca", "fedprox", *SMALL, "--set", "k=2", "--set", "fedprox.lr=0.02", "--set", "mu=0.5",
+        "--set", "lr=0.07", "--set", "faults.dropout=0.1", "--out", out,
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    configs = {
+        method: tomllib.loads((out / f"{method}-seed0" / "config.toml").read_text())
+        for method in ("fedavg", "ifca", "fedprox")
+    }
+    assert configs["fedavg"]["settings"] == {"epochs": 5, "lr": 0.07}
+    assert configs["ifca"]["settings"] == {"epochs": 5, "k": 2, "lr": 0.07}
+    assert configs["fedprox"]["settings"] == {"epochs": 5, "mu": 0.5, "lr": 0.02}
+    assert all(config["faults"] == {"dropout": 0.1} for config in configs.values())
+
+
+def test_the_order_of_assignments_does_not_matter(coterie: Command, tmp_path: Path) -> None:
+    """A setting for one method alone wins over the one for all, wherever it stands."""
+    for number, assignments in enumerate((["lr=0.07", "fedprox.lr=0.02"], ["fedprox.lr=0.02", "lr=0.07"])):
+        out = tmp_path / str(number)
+        settings = [part for each in assignments for part in ("--set", each)]
+        assert coterie("compare", "fedprox", *SMALL, *settings, "--out", out).code == 0
+        config = tomllib.loads((out / "fedprox-seed0" / "config.toml").read_text())
+        assert config["settings"]["lr"] == 0.02
+
+
+def test_a_comparison_goes_on_where_it_stopped(
+    coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished run is kept as it is, one that was cut short is resumed, the rest is run."""
+    whole, out = tmp_path / "whole", tmp_path / "parts"
+    methods = ("fedavg", "scaffold", "local")
+    assert coterie("compare", *methods, *SMALL, "--out", whole).code == 0
+
+    from coterie.methods.scaffold import Scaffold
+
+    step = Scaffold.step
+
+    def interrupted(self: Scaffold, state: object, fed: object) -> object:
+        if fed.round == 2:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        return step(self, state, fed)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scaffold, "step", interrupted)
+        said = coterie("compare", *methods, *SMALL, "--out", out)
+    assert said.code == 130
+    assert "Stopped after 2 of 3 rounds" in said.err
+    assert not (out / "compare.json").exists()
+    before = (out / "fedavg-seed0" / "result.json").read_bytes()
+    assert coterie("compare", *methods, *SMALL, "--out", out).code == 0
+    assert (out / "fedavg-seed0" / "result.json").read_bytes() == before
+    for method in methods:
+        files = sorted((whole / f"{method}-seed0" / "models").iterdir())
+        assert files
+        for file in files:
+            assert (out / f"{method}-seed0" / "models" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_method_or_seed_named_twice_counts_once(coterie: Command, tmp_path: Path) -> None:
+    said = coterie("compare", "fedavg", "fedavg", *SMALL, "--seeds", "1,1", "--out", tmp_path / "out")
+    assert said.code == 0, said.err
+    (row,) = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]
+    assert row["runs"] == 1
