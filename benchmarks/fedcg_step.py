@@ -13,7 +13,7 @@ from coterie.models import build_model
 from coterie.models.domain_graph import fixed_adjacency
 from coterie.models.domains import Graph, fedcg
 
-_DOMAINS, _STEPS = 4, 20
+_DOMAINS, _STEPS = 4, 10
 CASES = (
     ("LeNet-5, 28 x 28", "lenet5", (1, 28, 28), 10),
     ("FEMNIST CNN", "femnist-port", (1, 28, 28), 62),
@@ -22,7 +22,7 @@ CASES = (
 )
 
 
-def step_cost(turns: int = 3) -> list[dict[str, object]]:
+def step_cost(turns: int = 5) -> list[dict[str, object]]:
     """One row per network and batch size: seconds a step, and how many times as long each variant takes."""
     rows: list[dict[str, object]] = []
     for name, model, shape, classes in CASES:

@@ -6,7 +6,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ class _Crowd:
     shape: tuple[int, ...]
     samples: int
     classes: int = 10
-    normalise: Normalise = Normalise(scale=1 / 255)
+    normalise: Normalise = field(default_factory=lambda: Normalise(scale=1 / 255))
 
     @property
     def ids(self) -> tuple[str, ...]:

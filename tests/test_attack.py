@@ -76,7 +76,16 @@ def test_the_table_sets_the_papers_mean_beside_ours(attacked: Reconstruction) ->
     assert rows[1][-1] == 0.088
     assert [row[0] for row in rows][1:3] == ["0% flipped", "5% flipped"]
     assert rows[3][2] == pytest.approx(2.2)
-    assert len(attacked.table().columns) == 3
+    assert len(attacked.table().columns) == 4
+
+
+def test_an_attacker_who_has_learnt_from_images_does_better(autoencoder: Encoder, public: Samples) -> None:
+    some, known = (Samples(public.x[part], public.y[part]) for part in (slice(64), slice(64, 900)))
+    found = reconstruct(autoencoder, some, known=known, levels=(0.0, 0.2, 0.5))
+    for plain, learnt in zip(found.errors[1:], found.learnt[1:], strict=True):
+        assert learnt < plain
+    assert found.learnt[1] < found.learnt[2] < found.mean_image, "a fifth of the bits flipped is no protection"
+    assert found.learnt[3] == pytest.approx(found.mean_image, rel=0.1), "half of the bits flipped is"
 
 
 def test_the_same_seed_flips_the_same_bits(autoencoder: Encoder, public: Samples) -> None:
@@ -102,7 +111,7 @@ def test_refusals(autoencoder: Encoder, public: Samples, tmp_path: Path) -> None
 
 def test_pictures(attacked: Reconstruction, tmp_path: Path) -> None:
     with Image.open(picture(attacked.images, tmp_path / "grey.png")) as made:
-        assert made.size == (8 * 8 * 2, 7 * 8 * 2)
+        assert made.size == (8 * 64, 7 * 64)
     with Image.open(picture(attacked.images.expand(-1, -1, 3, -1, -1), tmp_path / "rgb.png", zoom=1)) as made:
         assert made.mode == "RGB"
 

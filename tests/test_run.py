@@ -27,7 +27,7 @@ from coterie.states import State
 from .conftest import Command
 from .tiny import StopAt, fingerprint, largest_gap, made, small_net
 
-PATIENCE = 90  # seconds; only a hang takes as long
+PATIENCE = 150  # seconds; only a hang takes as long
 SMALL = ("--clients", 6, "--samples", 8, "--groups", 2, "--set", "epochs=1", "--set", "scenario.test_samples=10")
 KEYS = {
     "method", "scenario", "seed", "rounds", "clients", "accuracy", "worst_accuracy", "clusters", "n_clusters", "ari",

@@ -16,7 +16,7 @@ from coterie import wire
 from coterie.clustering.autoencoder import Encoder
 from coterie.clustering.embed import binarise, flip
 from coterie.clustering.privacy import check_flip, epsilon_per_bit
-from coterie.data.samples import Samples
+from coterie.data.samples import Population, Samples
 from coterie.errors import CoterieError
 from coterie.methods.embedding import Embedding, Groups
 from coterie.report.html import write_run_report
@@ -28,6 +28,8 @@ LEVELS = (0.0, 0.05, 0.10, 0.15, 0.20)
 _PAPER = (0.0175, 0.7039, 0.8040, 0.9075, 0.9811, 1.0765)
 """Its numbers, for no quantisation and for these levels: sums over 8 CIFAR images of their mean squared errors."""
 _PAPER_IMAGES = 8
+_SHOWN_SIZE = 64
+"""Pixels to which small images are enlarged in a picture."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,25 @@ class Reconstruction:
     """Mean squared error without quantisation, then at every level."""
     mean_image: float
     """The error of always guessing the mean image: an attack above it learns nothing about the single image."""
+    learnt: tuple[float, ...] = ()
+    """The same as `errors` for an attacker who learns to undo the bits from images of its own; empty if it has none."""
 
     def table(self, *, paper: bool = False) -> Table:
         """The errors, per image; with `paper` beside the published sums over 8 images, divided by 8."""
         names = ["no quantisation", *(f"{level:.0%} flipped" for level in self.levels)]
         published = dict(zip(("no quantisation", *(f"{level:.0%} flipped" for level in LEVELS)), _PAPER, strict=True))
         columns = ["what the server sees", "mean squared error", "epsilon per bit"]
+        learnt = self.learnt or (None,) * len(self.errors)
         rows: list[list[str | float | None]] = []
-        for name, level, error in zip(names, (None, *self.levels), self.errors, strict=True):
+        for name, level, error, better in zip(names, (None, *self.levels), self.errors, learnt, strict=True):
             strength = None if not level else round(epsilon_per_bit(level), 2)
-            rows.append([name, round(error, 4), strength])
+            rows.append([name, round(error, 4), strength, None if better is None else round(better, 4)])
             if paper:
                 rows[-1].append(round(published[name] / _PAPER_IMAGES, 4) if name in published else None)
-        rows.append(["nothing (the mean image)", round(self.mean_image, 4), 0.0, *([None] if paper else [])])
-        return Table("Reconstruction from one sample's embedding", columns + ["paper"] * paper, rows)
+        chance = round(self.mean_image, 4)
+        rows.append(["nothing (the mean image)", chance, 0.0, chance, *([None] if paper else [])])
+        columns += ["attacker who has learnt from images", *(["paper"] if paper else [])]
+        return Table("Reconstruction from one sample's embedding", columns, rows)
 
     def panels(self) -> list[Panel]:
         """The picture of originals and reconstructions, and the table of errors."""
@@ -62,12 +69,19 @@ class Reconstruction:
 
 
 def reconstruct(
-    autoencoder: Encoder, samples: Samples, *, levels: Sequence[float] = LEVELS, shown: int = 8, seed: int = 0
+    autoencoder: Encoder,
+    samples: Samples,
+    *,
+    levels: Sequence[float] = LEVELS,
+    known: Samples | None = None,
+    shown: int = 8,
+    seed: int = 0,
 ) -> Reconstruction:
     """Attack the worst case: a class with a single sample, whose embedding is then that sample's own code.
 
     The server knows the decoder and, which makes the attack stronger than what it really sees, the least and greatest
-    number of each code: bits are decoded as these two numbers.
+    number of each code: bits are decoded as these two numbers. With `known` images, which need not be the clients', a
+    second attacker fits a linear map from flipped bits to images, which is better than the decoder.
     """
     if not len(samples):
         raise CoterieError("There is no image to attack; choose a client that has some.")
@@ -76,15 +90,46 @@ def reconstruct(
     codes = autoencoder.codes(samples).float()
     originals = samples.x.float() * autoencoder.scale
     low, high = codes.min(1, keepdim=True).values, codes.max(1, keepdim=True).values
-    bits = torch.from_numpy(np.stack([binarise(code[None]) for code in codes]))
-    rebuilt = [autoencoder.decode(codes)]
-    for level in levels:
-        sent = np.stack([flip(own, level, rng(seed, "attack", f"{level:g}", i)) for i, own in enumerate(bits.numpy())])
-        rebuilt.append(autoencoder.decode(torch.where(torch.from_numpy(sent) > 0, high, low)))
+    sent = [_sent(codes, level, seed, "attacked") for level in levels]
+    rebuilt = [autoencoder.decode(codes), *(autoencoder.decode(torch.where(bits > 0, high, low)) for bits in sent)]
     errors = [float(((image - originals) ** 2).mean()) for image in rebuilt]
     chance = float(((originals.mean(0, keepdim=True) - originals) ** 2).mean())
+    learnt: list[float] = []
+    if known is not None and len(known):
+        own, target = autoencoder.codes(known).float(), known.x.float() * autoencoder.scale
+        seen = [
+            (own, codes),
+            *((_sent(own, level, seed, "known"), bits) for level, bits in zip(levels, sent, strict=True)),
+        ]
+        learnt = [_undone(features, target, attacked, originals) for features, attacked in seen]
     images = torch.stack([part[:shown] for part in (originals, *rebuilt)])
-    return Reconstruction(tuple(levels), images, tuple(errors), chance)
+    return Reconstruction(tuple(levels), images, tuple(errors), chance, tuple(learnt))
+
+
+def _sent(codes: Tensor, level: float, seed: int, whose: str) -> Tensor:
+    """The bits of codes as clients send them, [n, code]."""
+    bits = [flip(binarise(code[None]), level, rng(seed, whose, f"{level:g}", i)) for i, code in enumerate(codes)]
+    return torch.from_numpy(np.stack(bits)).float()
+
+
+def _undone(known: Tensor, images: Tensor, attacked: Tensor, originals: Tensor) -> float:
+    """The error of a ridge regression from what is sent to images, fitted on the known ones."""
+    mean, target = known.mean(0), images.flatten(1)
+    x = (known - mean).double()
+    penalty = x.square().mean() * len(x) ** 0.5
+    weights = torch.linalg.solve(x.T @ x + penalty * torch.eye(x.shape[1]), x.T @ (target - target.mean(0)).double())
+    guess = target.mean(0) + (attacked - mean).double() @ weights
+    return float(((guess - originals.flatten(1)) ** 2).mean())
+
+
+def known_images(population: Population, ids: Sequence[str], most: int = 2000) -> Samples:
+    """Images of other clients, in place of the public ones that an attacker may have."""
+    parts: list[Samples] = []
+    for client in ids:
+        if sum(map(len, parts)) >= most:
+            break
+        parts.append(population.client(client).train)
+    return Samples(torch.cat([p.x for p in parts])[:most], torch.cat([p.y for p in parts])[:most])
 
 
 def autoencoder_of_run(folder: Path) -> Encoder:
@@ -110,11 +155,12 @@ def add_to_report(folder: Path, panels: Sequence[Panel]) -> Path:
     return write_run_report(folder)
 
 
-def picture(images: Tensor, path: Path, *, zoom: int = 2) -> Path:
-    """Rows of images in [0, 1], [rows, columns, channels, height, width], as one PNG."""
+def picture(images: Tensor, path: Path, *, zoom: int = 0) -> Path:
+    """Rows of images in [0, 1], [rows, columns, channels, height, width], as one PNG; small ones enlarged."""
     rows, columns, channels, height, width = images.shape
     sheet = images.clamp(0, 1).permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
     pixels = (sheet * 255).round().to(torch.uint8).numpy()
     made = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+    zoom = zoom or max(1, _SHOWN_SIZE // height)
     made.resize((made.width * zoom, made.height * zoom), Image.Resampling.NEAREST).save(path)
     return path

@@ -51,9 +51,15 @@ def reconstruction(
             raise CoterieError("An --encoder needs a --scenario, whose images are attacked.")
         population = population_of(ScenarioConfig(name=scenario, root=str(root) if root else None), seed)
         autoencoder = load_encoder(encoder, tuple(population.shape))
-    attacked = population.client(client or population.ids[0]).train
+    victim = client or population.ids[0]
+    attacked = population.client(victim).train
+    others = [other for other in population.ids if other != victim]
     found = attack.reconstruct(
-        autoencoder, Samples(attacked.x[:images], attacked.y[:images]), levels=_levels(levels), seed=seed
+        autoencoder,
+        Samples(attacked.x[:images], attacked.y[:images]),
+        levels=_levels(levels),
+        known=attack.known_images(population, others) if others else None,
+        seed=seed,
     )
     _print(found.table(paper=autoencoder.shape == (3, 32, 32)))
     folder = out or (run / "attack" if run is not None else Path("runs") / "attack")

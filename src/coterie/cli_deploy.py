@@ -1,7 +1,8 @@
-"""The commands for real machines: `coterie serve | join | certs`."""
+"""The commands for real machines: `coterie serve | join | peer | peers | certs`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ _MEGABYTE = 1 << 20
 
 def add_commands(app: typer.Typer) -> None:
     """Hang the commands into the program."""
-    for command in (serve, join, certs):
+    for command in (serve, join, peer, peers, certs):
         app.command()(command)
 
 
@@ -35,6 +36,7 @@ def serve(
     config: ConfigFile = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the run (default: runs/...)")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="folder of a served run to go on with")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="another number of rounds than the file's")] = None,
     host: Annotated[str, typer.Option("--host", help="where to listen; 0.0.0.0: everywhere")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="port to listen at")] = 9080,
     clients: Annotated[int, typer.Option("--clients", help="begin when so many clients are there")] = 2,
@@ -49,15 +51,16 @@ def serve(
     """Run a method with real clients, on Flower: start a SuperLink (or use one) and wait for `coterie join`."""
     deploy = _needs("flower", "coterie.engine.deploy")
     superlinks = _needs("flower", "coterie.engine.superlink")
+    from coterie.cli import watched
+    from coterie.experiment import config_of
+
     if (config is None) == (resume is None):
         raise CoterieError("Give either --config run.toml for a new run, or --resume FOLDER to go on with one.")
-    settings = deploy.config_of(resume) if resume is not None else from_tables(read_tables(_given(config)))
+    settings = from_tables(read_tables(config)) if config is not None else config_of(resume or Path())
+    settings = settings if rounds is None else replace(settings, rounds=rounds)
     folder = resume or out or Path("runs") / f"{settings.method}-served-seed{settings.seed}"
     options = deploy.ServeOptions(clients, timeout, patience, max_megabytes * _MEGABYTE)
     security = None if certs is None else superlinks.ServerSecurity.of(certs)
-
-    from coterie.cli import watched
-
     watched(
         settings,
         folder,
@@ -104,6 +107,53 @@ def join(
     _say(f"{name}: the run is over")
 
 
+def peer(
+    config: Annotated[Path, typer.Option("--config", help="the run's TOML file; the same for every peer")],
+    name: NameOption,
+    data: OwnData,
+    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT where others reach this peer")],
+    seeds: Annotated[str, typer.Option("--seeds", help="HOST:PORT[,HOST:PORT..] of peers to ask about others")] = "",
+    out: Annotated[Path | None, typer.Option("--out", help="folder of this peer (default: runs/peer-NAME)")] = None,
+    peers: Annotated[int, typer.Option("--peers", help="begin when so many peers are there")] = 2,
+    timeout: Annotated[float, typer.Option("--timeout", help="seconds to wait for an answer, or a slow peer")] = 10.0,
+    patience: Annotated[float, typer.Option("--patience", help="seconds to wait for the first peers")] = 300.0,
+    free: Annotated[bool, typer.Option("--free", help="everyone at its own pace, instead of in lock-step")] = False,
+    certs: CertsOption = None,
+    max_megabytes: SizeOption = 512,
+) -> None:
+    """Be one peer of a network without a server; the same --out goes on where an earlier call stopped."""
+    swarms = _needs("peers", "coterie.engine.swarm")
+    peering = _needs("peers", "coterie.engine.peering")
+    from coterie.cli import watched
+    from coterie.engine.peers import Pace
+
+    if ":" not in listen:
+        raise CoterieError(f"--listen needs HOST:PORT, such as 127.0.0.1:7501, not {listen!r}.")
+    settings = from_tables(read_tables(config))
+    security = None if certs is None else swarms.PeerSecurity.of(certs)
+    address = swarms.Address(listen, tuple(seed.strip() for seed in seeds.split(",") if seed.strip()), security)
+    options = peering.PeerOptions(peers, patience, Pace(not free, timeout), max_megabytes * _MEGABYTE)
+    folder = out or Path("runs") / f"peer-{name}"
+    _one_thread()
+    swarms.zenoh.init_log_from_env_or("error")
+    watched(settings, folder, lambda view: peering.run_peer(settings, name, data, address, folder, options, view=view))
+
+
+def peers(
+    local: Annotated[int, typer.Option("--local", help="how many peers to start on this machine")],
+    config: Annotated[Path, typer.Option("--config", help="a TOML file with a peer method and a scenario")],
+    out: Annotated[Path, typer.Option("--out", help="folder of the network, one folder a peer")] = Path("runs/peers"),
+    port: Annotated[int, typer.Option("--port", help="first of the ports they listen at")] = 7501,
+    free: Annotated[bool, typer.Option("--free", help="everyone at its own pace, instead of in lock-step")] = False,
+    certs: Annotated[bool, typer.Option("--tls", help="with certificates made for the occasion")] = False,
+) -> None:
+    """Start a network of peers, each a process of its own on this machine: a first look."""
+    local_network = _needs("peers", "coterie.engine.local_network")
+    table = local_network.run_local(config, local, out, port, free=free, tls=certs, note=_say)
+    Console().print(table)
+    Console().print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
 def certs(
     folder: Annotated[Path, typer.Argument(help="where to put them; a CA that is there already is used")],
     names: Annotated[str, typer.Option("--names", help="names of clients or peers, such as a,b,c")] = "",
@@ -126,11 +176,6 @@ def _needs(extra: str, module: str):  # type: ignore[no-untyped-def]
         if error.name is not None and error.name.startswith("coterie"):
             raise
         raise CoterieError(f"This needs {error.name}: pip install 'coterie[{extra}]'.") from None
-
-
-def _given(config: Path | None) -> Path:
-    assert config is not None
-    return config
 
 
 def _one_thread() -> None:

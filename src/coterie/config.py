@@ -101,7 +101,7 @@ def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str
         if not isinstance(merged.get(key, {}), Mapping):
             raise CoterieError(f"{key} must be a table ([{key}]), not {merged[key]!r}.")
     plain = {f.name for f in dataclasses.fields(RunConfig)} - {"settings", *_TABLES}
-    for key, value in assignments.items():
+    for key, value in sorted(assignments.items(), key=lambda each: each[0].startswith(f"{method}.")):  # these win
         table, dot, name = key.partition(".")
         if not dot and key in plain:
             merged[key] = value

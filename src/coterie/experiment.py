@@ -24,6 +24,7 @@ from coterie.errors import CoterieError
 from coterie.models import build_model
 from coterie.report.sinks import Sink, open_sink
 from coterie.run import Result, View, run
+from coterie.task import DRAWING
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -65,7 +66,8 @@ def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Mod
 def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     """The function that builds the model of that name for inputs of that shape."""
     if ":" not in name:
-        build_model(name, shape, classes)  # a bad name or shape is said now, not in the first round
+        with DRAWING:
+            build_model(name, shape, classes)  # a bad name or shape is said now, not in the first round
         return lambda: build_model(name, shape, classes)
     path, _, function = name.rpartition(":")
     made = getattr(_module(path), function, None)
@@ -81,7 +83,8 @@ def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[
             raise CoterieError(f"{name} must return a torch.nn.Module, not a {type(module).__name__}.")
         return module
 
-    build_own()  # likewise
+    with DRAWING:
+        build_own()  # likewise
     return build_own
 
 

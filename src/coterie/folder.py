@@ -77,9 +77,7 @@ class RunFolder:
             what = f"Cannot write {path}: {error.strerror or error}"
             if error.errno not in _FULL:
                 raise Unfinished(f"{what}; choose a folder that can be written to.") from error
-            raise Unfinished(
-                f"{what}; what was saved before is intact: make room, then {self.go_on}."
-            ) from error
+            raise Unfinished(f"{what}; what was saved before is intact: make room, then {self.go_on}.") from error
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file as a whole."""

@@ -45,6 +45,8 @@ def settings(method: str) -> Table:
     table = _table(f"{method}: {kind.summary}", "setting", "default", "meaning")
     for field in dataclasses.fields(kind):
         table.add_row(field.name, str(field.default), str(field.metadata.get("help", "")))
+    for name, chosen in kind.presets.items():
+        table.add_row(f"preset={name}", "", ", ".join(f"{key}={value}" for key, value in chosen.items()))
     return table
 
 

@@ -294,7 +294,7 @@ class _Experiment:
             self.folder.event("round", **row, log=log)
             self.folder.metrics(row)
         self.fed.failures.clear()
-        self.view.update({**row, "rounds": self.rounds})
+        self.view.update({**row, "rounds": self.rounds, "log": log})
 
     def _save(self, state: Any, reached: int) -> None:
         assert self.folder is not None
@@ -317,9 +317,7 @@ class _Experiment:
                 f"Stopped after {reached} of {self.rounds} rounds; give an output folder to be able to resume."
             )
         self._save(state, reached)
-        return Interrupted(
-            f"Stopped after {reached} of {self.rounds} rounds; nothing is lost: {self.folder.go_on}"
-        )
+        return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost: {self.folder.go_on}")
 
     def _finish(self, state: Any, judged: _Judgement, scenario: str) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has judged once more

@@ -21,7 +21,8 @@ from coterie.states import State
 
 LossName = Literal["cross_entropy", "mse", "reconstruction"]
 LossFn = Callable[[Tensor, Tensor], Tensor]
-_DRAWING = threading.Lock()  # layers draw from torch's one generator, which all threads share
+DRAWING = threading.Lock()
+"""Held by whoever builds a network: layers draw from torch's one generator, which all threads share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class Task:
 
     def init(self, seed: int, which: int = 0) -> State:
         """A fresh model. `which` tells apart the several initial models of one run; 0 is the shared one."""
-        with _DRAWING, torch.random.fork_rng(devices=[]):
+        with DRAWING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(key64(seed, "init", which) >> 1)
             module = self._build()
             if which and isinstance(self.model, nn.Module):
@@ -81,7 +82,7 @@ class Task:
     def module(self) -> nn.Module:
         """This thread's scratch network: its contents are overwritten by whoever uses it next."""
         if not hasattr(self._local, "module"):
-            with _DRAWING:
+            with DRAWING:
                 module = self._build()
             if any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
                 # 1.25-1.35 times as fast on CPUs, and the same numbers

@@ -154,7 +154,7 @@ def layout_of(data: bytes, *, limit: int = DEFAULT_LIMIT) -> dict[str, tuple[str
     try:
         return {name: (str(h["dtype"]), tuple(h["shape"])) for name, h in header.items() if name != "__metadata__"}
     except (KeyError, TypeError) as error:
-        raise WireError("A message does not declare its tensors as safetensors do: it is corrupt or not ours.") from error
+        raise WireError("A message does not declare its tensors as it should: it is corrupt or not ours.") from error
 
 
 def _header(data: bytes) -> dict[str, Any]:

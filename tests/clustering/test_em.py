@@ -22,8 +22,8 @@ def test_six_numbers_by_hand() -> None:
     """Neighbours 0.9, 0.8, 0.1 and candidates 0.85, 0.15, 0.05.
 
     At first "same" has mean 0.6 and variance (0.09 + 0.04 + 0.25) / 3 = 0.127, "other" mean 0.35 and variance
-    (0.25 + 0.04 + 0.09) / 3 = 0.127: equal variances and shares, so the border is at 0.475. 0.1 goes to "other", 0.85 to
-    "same". Then the means are 0.85 and 0.1, both with variance 0.00167; the border stays between them: the end.
+    (0.25 + 0.04 + 0.09) / 3 = 0.127: equal variances and shares, so the border is at 0.475. 0.1 goes to "other", 0.85
+    to "same". Then the means are 0.85 and 0.1, both with variance 0.00167; the border stays between them: the end.
     """
     assert judged([0.9, 0.8, 0.1, 0.85, 0.15, 0.05], 3) == [True, True, False, True, False, False]
 

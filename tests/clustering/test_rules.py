@@ -51,6 +51,28 @@ def test_clients_that_differ_within_classes_alone_are_one_group() -> None:
     assert choose(bits, CLASSES).clusters == 1
 
 
+def test_clients_that_are_merely_noisier_are_no_group() -> None:
+    """Missing classes are noise, and each client may have its own flip probability: neither makes a group."""
+    for seed in range(5):
+        bits, _ = embeddings(seed, 1, 50, flips=0.0, blurred=0.1)
+        generator = rng(seed, "noisier")
+        without = bits.copy()
+        without[:8, 140:] = generator.integers(0, 2, (8, 60))
+        assert choose(without, CLASSES).clusters == 1
+        own = np.where(np.arange(50) % 3 == 0, 0.3, 0.02)[:, None]
+        assert choose(bits ^ (generator.random(bits.shape) < own).astype(np.uint8), CLASSES).clusters == 1
+
+
+def test_groups_that_differ_in_a_few_classes_are_found() -> None:
+    """A pair of labels swapped per group, as in PANM: blocks 2g and 2g + 1 exchanged."""
+    bits, _ = embeddings(0, 1, 60, flips=0.1, blurred=0.2)
+    truth = np.arange(60) % 4
+    for client, group in enumerate(truth):
+        first, second = (slice(20 * (2 * group + i), 20 * (2 * group + i + 1)) for i in (0, 1))
+        bits[client, first], bits[client, second] = bits[client, second].copy(), bits[client, first].copy()
+    assert adjusted_rand_score(truth, choose(bits, CLASSES).labels) == 1.0
+
+
 def test_large_nodes_are_judged_by_some_of_their_members() -> None:
     bits, truth = embeddings(0, 3, 300)
     assert adjusted_rand_score(truth, choose(bits, CLASSES).labels) == 1.0

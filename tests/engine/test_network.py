@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.data.own import OwnPopulation
 from coterie.engine.faults import Faults
+from coterie.engine.jobs import Letter
 from coterie.engine.network import (
     NOBODY,
     Topology,
@@ -21,9 +23,16 @@ from coterie.engine.network import (
     peer_key,
     peer_keys,
 )
+from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.federation import Arrival
+from coterie.methods.base import Models
+from coterie.methods.peers import Answers, Inbox, Meeting
 from coterie.rng import rng
+from coterie.states import stack
+from coterie.task import Task
+
+from ..tiny import made, small_net
 
 IDS = [f"c{i}" for i in range(12)]
 
@@ -75,7 +84,10 @@ def test_the_shapes_of_the_topologies() -> None:
     drawn = acquaintances("random", IDS, seed=0, degree=3, bridges=0)
     islands = acquaintances("islands", IDS, seed=0, degree=3, bridges=0)
     bridged = acquaintances("islands", IDS, seed=0, degree=3, bridges=2)
-    assert ring and drawn and islands and bridged
+    assert ring is not None
+    assert drawn is not None
+    assert islands is not None
+    assert bridged is not None
     assert {len(keys) for keys in ring.values()} == {4}
     assert min(len(keys) for keys in drawn.values()) >= 3
     assert {len(keys) for keys in islands.values()} == {3}
@@ -135,3 +147,29 @@ def test_outages_last_and_end() -> None:
 def test_impossible_faults_are_refused(settings: dict[str, float], text: str) -> None:
     with pytest.raises(CoterieError, match=text):
         Faults(**settings)  # type: ignore[arg-type]
+
+
+def test_common_parts_of_a_message_go_to_everyone_whole() -> None:
+    letter = Letter.of(Meeting(box(), {"age": torch.arange(3)}), common=("inbox/pool",))
+    some = letter.rows([2, 0]).open()
+    assert some.node["age"].tolist() == [2, 0]
+    assert some.inbox.own.tolist() == [2, 0]
+    assert some.inbox.pool.model["w"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def box() -> Inbox:
+    pool = Answers({"w": torch.arange(4.0)}, None, torch.empty(4, 0, dtype=torch.int64))
+    return Inbox(pool, torch.arange(3), torch.zeros(3, 1), torch.zeros(3, 1), torch.ones(3))
+
+
+def test_work_among_peers_is_not_booked_as_a_server_s(digits: OwnPopulation) -> None:
+    method = made("fedavg")
+    task = Task(small_net, digits.shape, digits.classes, digits.normalise)
+    fed = Simulator(method, task, digits, seed=0, options=EngineOptions(workers=1))
+    sent = Models(stack([task.init(0)]))
+    fed.ask(method.judge, digits.ids, each=sent, rows=[0] * 9, counted=False)
+    assert (fed.ledger.down["train"], fed.ledger.up["train"]) == (0, 0)
+    answered = torch.tensor([[True, True], [True, False]])
+    arrivals = fed.exchange(["c0", "c1"], answered, torch.tensor([10, 7]))
+    assert torch.equal(arrivals == int(Arrival.FRESH), answered)
+    assert (fed.ledger.down["train"], fed.ledger.up["train"]) == (27, 27)

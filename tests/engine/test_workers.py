@@ -25,7 +25,7 @@ from coterie.run import Result, run
 from ..tiny import TRAINING, StopAt, fingerprint, small_net
 
 PROCESSES = EngineOptions(workers=2, kernel=False)
-PATIENCE = 60  # seconds; only a hang takes as long
+PATIENCE = 150  # seconds; only a hang takes as long
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,14 @@ def torch_train(
     mu: float = 0.0,
     anchor: Tensor | None = None,
     correction: Tensor | None = None,
+    eps: float = 1e-8,
 ) -> tuple[Tensor, float]:
     """What `Net.train` does, by autograd and torch.optim."""
     module = loaded(module, weights)
     parameters = list(module.parameters())
     opt: torch.optim.Optimizer
     if optimiser == "adam":
-        opt = torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
+        opt = torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, eps=eps)
     else:
         opt = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
     total = 0.0

@@ -44,6 +44,8 @@ def test_training_equals_torch(network: tuple[nn.Sequential, tuple[int, ...]], d
         "momentum": data.draw(st.sampled_from((0.0, 0.9))),
         "weight_decay": data.draw(st.sampled_from((0.0, 0.01))),
         "mu": data.draw(st.sampled_from((0.0, 0.1))),
+        # Adam divides a gradient by its own size plus eps: with the usual 1e-8 rounding noise grows by a million.
+        "eps": 0.01,
     }
     g = torch_rng(data.draw(st.integers(0, 10**6)), "data")
     x = torch.randn(samples, *shape, generator=g, dtype=torch.float64)
@@ -59,12 +61,8 @@ def test_training_equals_torch(network: tuple[nn.Sequential, tuple[int, ...]], d
     expected, expected_loss = torch_train(module, start, x, y, order, **options)
     found = start.clone()
     mean_loss = net.train(found, x, y, order, **options)
-    if options["optimiser"] == "adam":
-        # Adam divides by the gradient's own size: where a gradient is rounding noise, so is its direction.
-        assert torch.allclose(found, expected, rtol=0, atol=1e-7)
-    else:
-        _assert_equal(found, expected)
-    assert mean_loss == pytest.approx(expected_loss, rel=1e-9 if options["optimiser"] == "adam" else 1e-12, abs=1e-12)
+    _assert_equal(found, expected)
+    assert mean_loss == pytest.approx(expected_loss, rel=1e-12, abs=1e-12)
 
     models = torch.stack([start, expected, _random_weights(net.size, 4)])
     losses, accuracies = net.evaluate(models, x, y)

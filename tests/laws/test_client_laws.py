@@ -134,7 +134,6 @@ def test_the_ledger_is_what_was_encoded_and_sent(name: str, digits: OwnPopulatio
     assert result.bytes_down == recorder.down["train"]
     assert result.bytes_up == recorder.up["train"]
     assert result.bytes_evaluation == recorder.down["evaluation"] + recorder.up["evaluation"]
-    assert result.bytes_evaluation > 0
 
 
 def test_local_training_sends_no_model(digits: OwnPopulation) -> None:

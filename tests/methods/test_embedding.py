@@ -250,7 +250,7 @@ def test_clients_that_drift_are_followed(file: str, every: int) -> None:
     state, moved = method.init(fed), 0
     for fed.round in range(ROUNDS):
         state, log = method.step(state, fed)
-        moved += int(log.get("moved", 0))
+        moved += int(str(log.get("moved", 0)))
         if fed.round < 2:
             assert moved == 0, "nobody moves before the drift"
     assert ari(population, state, ROUNDS - 1) > 0.9

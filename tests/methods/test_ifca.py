@@ -86,7 +86,7 @@ def test_restarts_draw_again_until_every_model_attracts_someone() -> None:
         ({"k": 0}, "k must be at least 1"),
         ({"score_batch": -1}, "score_batch must be at least 0"),
         ({"restarts": -1}, "restarts must be at least 0"),
-        ({"min_share": 0.5}, "min_share must be at most 1/k = 0.25"),
+        ({"min_share": 0.5, "restarts": 1}, "min_share must be at most 1/k = 0.25"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, float], says: str) -> None:

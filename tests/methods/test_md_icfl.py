@@ -120,7 +120,7 @@ def test_label_shares_never_cross_under_strong_privacy(seeding: str, wiretap: Wi
     assert kinds == {"Brightness", "Models", "Trained", "ClassDistances", "Identity", "Assessment"}
     identities = [tensor for kind, _, tensor in wiretap.heard if kind == "Identity"]
     assert all(tensor.dtype == torch.int64 and tensor.dim() == 1 for tensor in identities)
-    distances = [tensor for kind, _, tensor in wiretap.heard if kind == "ClassDistances"]
+    distances = [tensor for _, path, tensor in wiretap.heard if path == "distances"]
     assert all(tensor.shape[1:] == (3, 10) for tensor in distances)
 
 
@@ -297,6 +297,7 @@ def test_what_is_refused(digits: OwnPopulation) -> None:
         ({"patience": 0}, "patience must be at least 1, not 0"),
         ({"hold": -1}, "hold must be at least 0, not -1"),
         ({"prior": -0.1}, "prior must be at least 0, not -0.1"),
+        ({"margin": 1.0}, "margin must lie in .0, 1., not 1.0"),
         ({"search_lr": 0.0}, "search_lr must be above 0, not 0.0"),
         ({"generator_batch": 1}, "generator_batch must be at least 2"),
         ({"seeding": "cosine-labels", "privacy": "strong"}, "seeding must not need labels under strong privacy"),

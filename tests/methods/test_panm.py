@@ -121,9 +121,7 @@ def test_matching_drops_strangers_and_takes_in_friends() -> None:
     wanted = names(members(method.choose(before, view())[0]))
     assert {"p01", "p02", "p05", "p09"} < set(wanted)
     assert len(wanted) == 8
-    after, chosen = method.select(
-        lone(9), before, asked(["p01", "p02", "p09", "p05", "p03", "p04", "p20", "p21"])
-    )
+    after, chosen = method.select(lone(9), before, asked(["p01", "p02", "p09", "p05", "p03", "p04", "p20", "p21"]))
     assert names(members(after.neighbours[0])) == ["p01", "p02", "p03", "p04"]
     assert int(chosen.sum()) == 2
     assert not chosen[0, [2, 3, 6, 7]].any()
@@ -195,7 +193,9 @@ def test_the_cost_of_table_6_is_what_the_ledger_says(k: int) -> None:
     for number in range(12):
         clients[f"p{number:03d}"] = ([1.0], [9 * (number % 2)])
     population = many(clients)
-    method = PANM(l=4, k=k, t1=100, tau=10, metric="loss", loss_score="negative", epochs=1, batch=0, lr=0.05, momentum=0.0)
+    method = PANM(
+        l=4, k=k, t1=100, tau=10, metric="loss", loss_score="negative", epochs=1, batch=0, lr=0.05, momentum=0.0
+    )
     alone = EngineOptions(workers=1)
     result = run(method, population, one_weight, rounds=300, loss="mse", evaluate_every=300, engine=alone)
     expected = models_received(4, k, 100, 200, 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def test_confidence_grows_and_is_a_probability(a: int, k: int, extra: int) -> No
     """Corollary 1, with a group of at least k others."""
     chances = confidence(40, a + k, k + extra, k, 6)
     assert all(0 <= chance <= 1 + 1e-12 for chance in chances)
-    assert all(later >= earlier - 1e-12 for earlier, later in zip(chances, chances[1:], strict=False))
+    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(chances))
 
 
 def test_models_received() -> None:

@@ -140,7 +140,9 @@ def test_precision_and_recall_by_hand() -> None:
     assert quality([0, 0, 0, 1], np.array([10, 11, 12, 13]), lists) == pytest.approx((0.5, 0.5, 1 / 3))
 
 
-def played(name: str, population: OwnPopulation, rounds: int = 3, faults: Faults | None = None, **settings: Any) -> Network:
+def played(
+    name: str, population: OwnPopulation, rounds: int = 3, faults: Faults | None = None, **settings: Any
+) -> Network:
     result = run(made(name, **settings), population, small_net, rounds=rounds, seed=1, faults=faults)
     state: Network = result.state
     return state
@@ -301,9 +303,7 @@ def test_one_peer_at_a_time_is_the_network(name: str, digits: OwnPopulation) -> 
     for number in range(4):
         alone = {client: cohort(digits, task, [client], number) for client in digits.ids}
         trained = {c: method.train(alone[c], type_of_models(held[c])).models for c in digits.ids}
-        sent = {
-            peer_key(c): answer_of(trained[c], held[c], np.array([], dtype=np.int64), 0) for c in digits.ids
-        }
+        sent = {peer_key(c): answer_of(trained[c], held[c], np.array([], dtype=np.int64), 0) for c in digits.ids}
         for client in digits.ids:
             view = PeerView((client,), number, 11, everyone)
             wanted: Tensor = method.choose(nodes[client], view)

@@ -55,12 +55,14 @@ def test_a_round_of_stage_one_by_hand() -> None:
     assert after.age.tolist() == [2]
 
 
-@pytest.mark.parametrize(("threshold", "known", "expected"), [("pens", 4, 3), ("pens", 2, 1), ("panm", 4, 1), ("panm", 2, 0)])
+@pytest.mark.parametrize(
+    ("threshold", "known", "expected"), [("pens", 4, 3), ("pens", 2, 1), ("panm", 4, 1), ("panm", 2, 0)]
+)
 def test_thresholds_by_hand(threshold: str, known: int, expected: int) -> None:
     """After stage one b, c, d stand at 3, 2, 1. pens: more than 2 * 3 / 4 - 1 = 0.5, or 2 * 3 / 2 - 1 = 2 with n = 3;
     panm: at least ceil(3 * 5 / 5) = 3, or ceil(3 * 5 / 3) = 5."""
     c = cohort(rows(([1.0], [2])), Task(one_weight, (1,), 10, loss="mse"))
-    method = replace(METHOD, threshold=threshold)
+    method = replace(METHOD, threshold=threshold)  # type: ignore[arg-type]
     before = tally(["b", "c", "d"], [2, 1, 1], 2, [])
     after, _ = method.select(c, before, arrived(["b", "c"], [2.0, 2.0], known))
     assert len(members(after.neighbours[0])) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from coterie.report.panels import Heatmap, Lines, Panel, Table
 from coterie.rng import torch_rng
 from coterie.states import State
 
@@ -161,3 +163,21 @@ def evenness(counts: Tensor) -> float:
     shares = counts.double() / counts.sum().clamp_min(1)
     entropy = -(shares * shares.clamp_min(1e-12).log()).sum()
     return float(entropy / np.log(len(counts))) if len(counts) > 1 else 1.0
+
+
+def domain_panels(
+    history: Mapping[str, Sequence[float]], samples: Sequence[float], adjacency: Tensor | None
+) -> list[Panel]:
+    """How evenly domains were used in every round, how much the residuals weigh, and who is joined to whom."""
+    curves = {key: list(history[key]) for key in ("largest domain", "evenness", "agreement") if key in history}
+    if not curves:
+        return []
+    rounds = [float(number + 1) for number in range(len(curves["evenness"]))]
+    shown: list[Panel] = [
+        Lines("how evenly domains are used", rounds, dict(curves)),
+        Lines("weight of the residuals (lambda, mean over layers)", rounds, {"lambda": history["lambda"]}),
+        Table("samples of the last round by domain", ["domain", "samples"], list(enumerate(samples))),
+    ]
+    if adjacency is not None:
+        shown.append(Heatmap("adjacency of the domains", adjacency.tolist()))
+    return shown

@@ -21,12 +21,14 @@ from coterie.rng import rng
 Bits = NDArray[np.uint8]
 
 THRESHOLD = 3.0
-"""Scores above this split a node; of real groups up to P = 0.15 none below 4.6 was seen, of one group none above 2.2."""
+"""Scores above this split a node."""
 _DIVISIONS = 5
 """Ways to halve the classes that are tried at each node; their scores are averaged."""
 _MOST_TESTED = 300
 """Nodes with more members are judged by so many of them, drawn at random."""
 _LEAST_TESTED = 4
+_MARGIN = 1.3
+"""How far the distance of two parts must exceed the difference of their variances: pure noise is at 1."""
 
 
 def groups_by_halves(tree: Tree, bits: Bits, classes: int) -> tuple[Ints, list[float]]:
@@ -54,8 +56,9 @@ def split_score(bits: Bits, classes: int) -> float:
         parts = bits[:, half], bits[:, ~half]
         for seen, hidden in (parts, parts[::-1]):
             scores.append(_difference(hidden.astype(np.float64), ward(seen).cut(2) == 0))
-    # the two directions of a division are nearly independent, the divisions are not
-    return float(np.mean(scores) * np.sqrt(2))
+    # where a division hides what tells the parts apart, it says nothing against them; the two directions of a division
+    # are nearly independent, the divisions are not
+    return float(np.mean(np.maximum(scores, 0)) * np.sqrt(2))
 
 
 def _divisions(classes: int, length: int) -> Iterator[NDArray[np.bool_]]:
@@ -71,29 +74,33 @@ def _divisions(classes: int, length: int) -> Iterator[NDArray[np.bool_]]:
 def _difference(x: Floats, first: NDArray[np.bool_]) -> float:
     """Standard score of how much nearer clients are to their own part than to the other.
 
-    With a and b clients in the parts, means apart by d and variances v and w (summed over the bits), a pair across is on
-    average d^2 + v + w apart (squared), a pair inside 2 v or 2 w. Both parts hold together only as far as d^2 exceeds
-    |v - w|: clients that are merely noisier than others (missing classes, more flips) have a mean of their own, but are
-    no group. If the means are equal, the estimate of d^2, times ab / n, has variance 2 tr(S^2), S being the covariance
-    inside the parts, which is estimated without bias (Bai and Saranadasa 1996).
+    With means d apart and variances v and w (summed over the bits), a pair across is on average d^2 + v + w apart
+    (squared), a pair inside 2 v or 2 w. So both parts hold together only as far as d^2 exceeds |v - w|: clients that
+    are merely noisier than others (missing classes, more flips) have a mean of their own, but are no group. The
+    estimate of d^2 and its variance under equal means are those of Chen and Qin (2010).
     """
-    n, a = len(x), int(first.sum())
-    b, free = n - a, n - 2
+    parts = x[first], x[~first]
+    a, b = map(len, parts)
     if min(a, b) < 2:
         return 0.0
-    means = np.stack([x[first].mean(0), x[~first].mean(0)])
-    scatter = x - means[(~first).astype(int)]
-    squares = (scatter**2).sum(1)
-    v, w = float(squares[first].sum()) / (a - 1), float(squares[~first].sum()) / (b - 1)
-    apart = float(((means[0] - means[1]) ** 2).sum()) - v / a - w / b - abs(v - w)
-    gram = scatter @ scatter.T if n < x.shape[1] else scatter.T @ scatter
-    trace = float(squares.sum()) / free
-    if trace <= 0:
+    apart = float(((parts[0].mean(0) - parts[1].mean(0)) ** 2).sum())
+    one, other = (part - part.mean(0) for part in parts)
+    v, w = (float((part**2).sum()) / (len(part) - 1) for part in (one, other))
+    if v + w <= 0:
         return np.inf if apart > 0 else 0.0
-    squared = float((gram**2).sum()) / free**2
-    spread = free**2 / ((free + 2) * (free - 1)) * (squared - trace**2 / free)
-    spread = max(spread, trace**2 / x.shape[1])
-    return apart * a * b / n / float(np.sqrt(2 * spread * (1 + 1 / free)))
+    across = float(((one @ other.T) ** 2).sum()) / ((a - 1) * (b - 1))
+    variance = 2 * _squared(one, v) / (a * (a - 1)) + 2 * _squared(other, w) / (b * (b - 1)) + 4 * across / (a * b)
+    return (apart - v / a - w / b - _MARGIN * abs(v - w)) / float(np.sqrt(variance))
+
+
+def _squared(scatter: Floats, trace: float) -> float:
+    """The trace of the squared covariance without bias, of clients around their mean (Bai and Saranadasa 1996)."""
+    free, length = len(scatter) - 1, scatter.shape[1]
+    if free < 2:
+        return trace**2
+    gram = scatter @ scatter.T if len(scatter) < length else scatter.T @ scatter
+    plain = float((gram**2).sum()) / free**2
+    return float(max(free**2 / ((free + 2) * (free - 1)) * (plain - trace**2 / free), trace**2 / length))
 
 
 def settled(bits: Bits, labels: Ints) -> Ints:

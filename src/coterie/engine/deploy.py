@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -13,13 +12,14 @@ from flwr.serverapp import Grid
 from coterie.config import RunConfig
 from coterie.data.samples import ClientId
 from coterie.data.scenarios import SCENARIOS
+from coterie.engine.agreement import agree, subject_of
 from coterie.engine.faults import Faults
 from coterie.engine.flower import FlowerTransport
-from coterie.engine.orders import DTYPES, Agreement, Hello, from_text, pooled, settings_of, to_text
+from coterie.engine.orders import DTYPES, Agreement, from_text, to_text
 from coterie.engine.remote import LIMIT, RemoteFederation, Transport, gathered
 from coterie.engine.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.errors import CoterieError
-from coterie.experiment import builder_named, config_of, defaults_of
+from coterie.experiment import builder_named, defaults_of
 from coterie.folder import RunFolder
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import Nobody, Result, View, run_with
@@ -139,37 +139,11 @@ def conduct(
         folder,
         rounds=config.rounds,
         view=watcher,
-        scenario=_subject(config),
+        scenario=subject_of(config),
         evaluate_every=config.evaluate_every,
         evaluate_clients=config.evaluate_clients,
         checkpoint_seconds=config.checkpoint_seconds,
         resume=resume,
-    )
-
-
-def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> Agreement:
-    """What the run is about, from the configuration and from what the clients say of their data."""
-    shapes = {hello.shape for hello in hellos.values()}
-    if len(shapes) > 1:
-        listed = ", ".join(f"{name}: {hello.shape}" for name, hello in sorted(hellos.items()))
-        raise CoterieError(f"The clients have inputs of different shapes ({listed}); bring all to one.")
-    named = SCENARIOS[config.scenario.name] if config.scenario.data is None else None
-    model = config.model or (named.model if named is not None else "")
-    if not model:
-        raise CoterieError('Your own data need a model: set model = "NAME" (see `coterie list models`).')
-    shape, classes = shapes.pop(), max(hello.classes for hello in hellos.values())
-    builder_named(model, shape, classes)
-    return Agreement(
-        run=f"{config.method}-{secrets.token_hex(8)}",
-        method=config.method,
-        settings=settings_of(config.build_method(defaults_of(config))),
-        model=model,
-        shape=shape,
-        classes=classes,
-        normalise=named.normalise if named is not None else pooled(hellos),
-        dtype=config.dtype,
-        seed=config.seed,
-        use_kernel=config.engine.kernel,
     )
 
 
@@ -189,6 +163,8 @@ def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
     if resume and not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
         raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
     folder = RunFolder(path) if resume else RunFolder.create(path, config.to_toml())
+    if resume:
+        folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
     folder.go_on = f"coterie serve --resume {path}"
     return folder
 
@@ -196,13 +172,3 @@ def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
 def _write(folder: RunFolder, agreement: Agreement, clients: list[ClientId]) -> None:
     content = {"agreement": json.loads(to_text(agreement)), "clients": clients}
     folder.write(DEPLOYMENT, json.dumps(content, indent=1).encode())
-
-
-def _subject(config: RunConfig) -> str:
-    return config.scenario.name if config.scenario.data is None else config.scenario.data
-
-
-def config_to_resume(folder: Path, rounds: int | None = None) -> RunConfig:
-    """The configuration of a run that was served."""
-    config = config_of(folder)
-    return config if rounds is None else replace(config, rounds=rounds)

@@ -129,6 +129,8 @@ class FlowerTransport:
             time.sleep(_POLL_SECONDS)
 
     def _meet(self, node: int, message: Message) -> None:
+        if message.has_error() and message.error.code != _REFUSED:
+            return  # Flower's own error: the node has gone away, and is greeted anew should it come back
         try:
             if message.has_error():
                 raise wire.WireError(message.error.reason or "no reason given")

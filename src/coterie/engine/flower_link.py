@@ -14,6 +14,7 @@ from typing import Any
 PARENT = "COTERIE_PARENT_PID"
 LIMIT = "COTERIE_MESSAGE_LIMIT"
 _FLEET = "/v1/fleet/"
+_DOORS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
 _FRAMING = 1 << 20  # Flower cuts messages into pieces of 5 MB; a whole request is never much longer than our limit
 _LOCAL = ("localhost", "testclient")
 
@@ -45,8 +46,8 @@ class DoorKeeper:
             return
 
         async def watched(event: MutableMapping[str, Any]) -> None:
-            if event["type"] == "http.response.start" and event["status"] in (401, 403):
-                self._say(f"turned away: {host} asked for {path} without a key that is known here")
+            if event["type"] == "http.response.start" and path in _DOORS and event["status"] >= 400:
+                self._say(f"turned away: {host} has no key that is known here ({path}: {event['status']})")
             await send(event)
 
         await self._app(scope, receive, watched)

@@ -23,7 +23,8 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-// How many accumulators fit beside their operands decides the shape of the register tiles (see products.hpp).
+// How many accumulators fit beside their operands decides the shape of the register tiles
+// (linear.hpp, convolution.hpp).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr bool kManyRegisters = true;  // 32 vector registers
 #else
@@ -167,8 +168,7 @@ class Buffer {
     long count_ = 0;
 };
 
-// Calls `body(size, first)` for blocks of at most `Most` rows, all about equally large, where `size` is a
-// compile-time constant: a register tile must know its height.
+// Calls `body` with `size` (1 .. Most) as a compile-time constant: a register tile must know its height.
 template <int Most, int Size = Most, class Body>
 COTERIE_INLINE void with_constant(int size, Body&& body) {
     if constexpr (Size > 0) {
@@ -187,6 +187,7 @@ inline long block_start(long rows, int blocks, int index) {
     return index * small + (index < larger ? index : larger);
 }
 
+// Calls `body(size, first)` for blocks of at most `Most` rows, all about equally large, `size` a compile-time constant.
 template <int Most, class Body>
 COTERIE_INLINE void for_row_blocks(long rows, Body&& body) {
     int blocks = blocks_of(rows, Most);

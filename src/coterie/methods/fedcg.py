@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from coterie.clustering.domains import (
     Moments,
     balanced,
+    domain_panels,
     evenness,
     features_of,
     find_domains,
@@ -37,7 +38,7 @@ from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
 from coterie.models.domain_graph import FixedAdjacency, Sigma, WKind, distance_adjacency, fixed_adjacency
 from coterie.models.domains import DomainNet, Graph, domain_classifier, fedcg
 from coterie.models.residual import ResidualStart
-from coterie.report.panels import Heatmap, Lines, Panel, Table
+from coterie.report.panels import Panel
 from coterie.states import Stack, State, distance, flat, mean, spread, stack
 from coterie.task import Task
 
@@ -193,14 +194,17 @@ class FedCG(ServerMethod[Domains]):
     def init(self, fed: Federation) -> Domains:
         """The network, and domains to begin with."""
         state = Domains(fed.task.init(fed.seed), {}, {}, {}, torch.zeros(0), self.routing == "pooled", [], {})
-        everyone = sorted(fed.ids)
-        if self.find == "features":
-            return self._from_features(state, fed, everyone)
-        if self.find == "models":
-            return self._from_models(state, fed, everyone)
         if self.find == "classifier":
             classifier = self._classifier(fed.task)
             return replace(state, teacher=classifier.init(fed.seed, 1), student=classifier.init(fed.seed, 2))
+        return self._searched(state, fed)
+
+    def _searched(self, state: Domains, fed: Federation) -> Domains:
+        """With domains, if there are none yet: where nobody answered, the next round asks again."""
+        if self.find == "features" and not state.student:
+            return self._from_features(state, fed, sorted(fed.ids))
+        if self.find == "models" and not len(state.centres):
+            return self._from_models(state, fed, sorted(fed.ids))
         return state
 
     def _from_features(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Domains:
@@ -211,7 +215,7 @@ class FedCG(ServerMethod[Domains]):
                 some = Moments.of(value.total, square(value.products, self.features), value.size)
                 moments = some if moments is None else moments.plus(some)
         if moments is None:
-            raise CoterieError("fedcg: no client could describe its data; see the failures in events.jsonl.")
+            return state
         found = find_domains(moments, self.domains, _seed(fed), self.ridge)
         pooled = found.unevenness <= _UNEVEN if self.routing == "auto" else state.pooled
         return replace(state, student=found.student, pooled=pooled, history={"unevenness": [found.unevenness]})
@@ -225,7 +229,7 @@ class FedCG(ServerMethod[Domains]):
     def _from_models(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Domains:
         replies = fed.ask(self.train_alone, ids, same=Models(fed.task.init(fed.seed)))
         if replies.value is None:
-            raise CoterieError("fedcg: no client could train a model of its own; see the failures in events.jsonl.")
+            return state
         labels = kmeans(flat(replies.value.model), self.domains, _seed(fed))
         each = [mean(replies.value.model, (labels == d).double()) for d in range(int(labels.max()) + 1)]
         cluster = dict(zip(replies.ids, labels.tolist(), strict=True))
@@ -239,7 +243,7 @@ class FedCG(ServerMethod[Domains]):
 
     def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
         """Only k-means on models must ask newcomers: they train once and go to the nearest centre."""
-        if self.find != "models":
+        if self.find != "models" or not len(state.centres):
             return state
         replies = fed.ask(self.train_alone, new, same=Models(fed.task.init(fed.seed)))
         if replies.value is None:
@@ -249,7 +253,7 @@ class FedCG(ServerMethod[Domains]):
 
     def step(self, state: Domains, fed: Federation) -> tuple[Domains, Log]:
         """Train network and student on the sampled clients, average, then measure how close domains are."""
-        ids = fed.sample(self.fraction)
+        ids, state = fed.sample(self.fraction), self._searched(state, fed)
         replies = fed.ask(self.train, ids, each=self._message(state, fed, ids), common=_COMMON)
         if replies.value is None:
             return state, {}
@@ -269,7 +273,7 @@ class FedCG(ServerMethod[Domains]):
             model=model,
             student=student,
             teacher=student if renewed and self.find == "classifier" else state.teacher,
-            samples=counts.tolist(),
+            samples=counts.double().tolist(),
             history={**state.history, **history},
         )
         return after, log
@@ -293,6 +297,8 @@ class FedCG(ServerMethod[Domains]):
 
     def _seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
         """How probable each domain is for each sample of a client, as the student (or whoever knows) says: [n, D]."""
+        if self.find == "features" and not sent.student:
+            return torch.full((len(samples), self.domains), 1 / self.domains)
         if self.find == "features":
             return posterior(sent.student, features_of(c.task.inputs(samples.x), c.seed, self.features))
         if self.find == "classifier":
@@ -375,20 +381,7 @@ class FedCG(ServerMethod[Domains]):
 
     def panels(self, state: Domains, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Collapse, the weight of the residuals and the adjacency."""
-        curves: dict[str, list[float]] = {
-            key: state.history[key] for key in ("largest domain", "evenness", "agreement") if key in state.history
-        }
-        if not curves:
-            return []
-        rounds = [float(number + 1) for number in range(len(state.history["evenness"]))]
-        shown: list[Panel] = [
-            Lines("how evenly domains are used", rounds, curves),
-            Lines("weight of the residuals (lambda, mean over layers)", rounds, {"lambda": state.history["lambda"]}),
-            Table("samples of the last round by domain", ["domain", "samples"], list(enumerate(state.samples))),
-        ]
-        if "adjacency" in state.model:
-            shown.append(Heatmap("adjacency of the domains", state.model["adjacency"].tolist()))
-        return shown
+        return domain_panels(state.history, state.samples, state.model.get("adjacency"))
 
 
 @lru_cache(maxsize=8)

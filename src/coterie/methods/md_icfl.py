@@ -78,9 +78,10 @@ class Introduction:
 
 @dataclass(frozen=True)
 class ClassDistances:
-    """The secondary communication: d_ij^k of one client to every cluster, [K, C]."""
+    """The secondary communication: d_ij^k of one client to every cluster, [K, C], and the cluster it is in."""
 
     distances: Tensor
+    present: Tensor
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,9 @@ class MDICFL(ServerMethod[Distanced]):
     )
     patience: int = field(default=10, metadata={"help": "rounds after which the seeding takes what it has"})
     hold: int = field(default=3, metadata={"help": "rounds for which seeded clusters are kept before distances count"})
+    margin: float = field(
+        default=0.1, metadata={"help": "a client moves to a cluster that is nearer by this share (paper: 0)"}
+    )
     per_class: int = field(default=10, metadata={"help": "samples per class and cluster (M; paper: 30)"})
     steps: int = field(default=100, metadata={"help": "Adam steps of the back-search from noise"})
     warm_steps: int = field(
@@ -142,8 +146,8 @@ class MDICFL(ServerMethod[Distanced]):
     state_type: ClassVar[type[Distanced]] = Distanced
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
-            "start": "independent", "seeding": "none", "per_class": 30, "warm_steps": 0, "generator_warm_steps": 0,
-            "prior_mean": 0.5, "weighting": "equal", "lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 2,
+            "start": "independent", "seeding": "none", "margin": 0.0, "per_class": 30, "warm_steps": 0,
+            "generator_warm_steps": 0, "prior_mean": 0.5, "weighting": "equal", "lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 2,
         },
     }  # fmt: skip
 
@@ -153,6 +157,7 @@ class MDICFL(ServerMethod[Distanced]):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
         for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
+        self._require(0 <= self.margin < 1, "margin", "lie in [0, 1)")
         for key in ("search_lr", "generator_lr"):
             self._require(getattr(self, key) > 0, key, "be above 0")
         self._require(self.generator_batch >= 2, "generator_batch", "be at least 2 (it is normalised)")
@@ -239,7 +244,9 @@ class MDICFL(ServerMethod[Distanced]):
         if made is not None:
             judged = [place for place, client in enumerate(replies.ids) if client in set(undecided)]
             readings = read_samples(fed.task, trained, state.models, made.samples)
-            chosen |= self._nearest(state, fed, [replies.ids[i] for i in judged], readings.distances[judged])
+            chosen |= self._nearest(
+                state, fed, {replies.ids[i]: before[replies.ids[i]] for i in judged}, readings.distances[judged]
+            )
             outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
             state = replace(state, samples=made.samples, generators=made.generators, outputs=outputs)
             log["sample_loss"] = sample_loss(fed.task, state.models, made.samples)
@@ -302,14 +309,16 @@ class MDICFL(ServerMethod[Distanced]):
         return torch.stack([torch.stack(mine).mean(0) if mine else everyone.mean(0) for mine in rows])
 
     def _nearest(
-        self, state: Distanced, fed: Federation, ids: Sequence[ClientId], distances: Tensor
+        self, state: Distanced, fed: Federation, before: Mapping[ClientId, int], distances: Tensor
     ) -> dict[ClientId, int]:
         """Lines 9-10: by the server (weak privacy), or by the clients, who alone know p_i(y) (strong privacy)."""
-        if not ids:
+        if not before:
             return {}
+        ids, present = list(before), torch.tensor(list(before.values()))
         if self.privacy == "weak":
-            return dict(zip(ids, nearest(distances, self._shares(state, fed.task, ids)).tolist(), strict=True))
-        replies = fed.ask(self.identify, ids, each=ClassDistances(distances))
+            found = nearest(distances, self._shares(state, fed.task, ids), present, self.margin).tolist()
+            return dict(zip(ids, found, strict=True))
+        replies = fed.ask(self.identify, ids, each=ClassDistances(distances, present))
         found = replies.value.cluster.tolist() if replies.value is not None else []
         return dict(zip(replies.ids, found, strict=True))
 
@@ -339,7 +348,7 @@ class MDICFL(ServerMethod[Distanced]):
     @on_client
     def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
         """On the client: line 11 of Algorithm 2, the nearest cluster by the own p_i(y)."""
-        return Identity(nearest(sent.distances, _own_shares(c)))
+        return Identity(nearest(sent.distances, _own_shares(c), sent.present, self.margin))
 
     def model_for(self, state: Distanced, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """Each client uses the model of its cluster."""

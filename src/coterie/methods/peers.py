@@ -7,7 +7,7 @@ peers: the whole network in the simulator, one on a real peer. Peers are named b
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
@@ -120,7 +120,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class PeerMethod(LocalTraining, Generic[N]):
+class PeerMethod(LocalTraining, ABC, Generic[N]):
     """A peer-to-peer method as one peer runs it. `N`, the node, is a frozen dataclass of tensors [C, ...]: what a peer
     keeps between rounds beside its model."""
 

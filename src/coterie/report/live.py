@@ -99,6 +99,9 @@ class LiveView(_View):
             parts.append(f"groups {number(_float(row, 'n_clusters'))}")
         if _float(row, "ari") is not None:
             parts.append(f"ARI {score(_float(row, 'ari'))}")
+        if _float(row, "unseen_accuracy") is not None:
+            parts.append(f"unseen clients {percent(_float(row, 'unseen_accuracy'))}")
+        parts += _own_measures(row)
         down, up = human_bytes(_float(row, "bytes_down")), human_bytes(_float(row, "bytes_up"))
         parts.append(f"down {down}, up {up}")
         if _float(row, "failures"):
@@ -114,12 +117,14 @@ class LiveView(_View):
             "worst client": [percent(_float(row, "worst_accuracy")) for row in shown],
             "groups": [number(_float(row, "n_clusters")) for row in shown],
             "ARI": [score(_float(row, "ari")) for row in shown],
+            "unseen": [percent(_float(row, "unseen_accuracy")) for row in shown],
             "down": [human_bytes(_float(row, "bytes_down")) for row in shown],
             "up": [human_bytes(_float(row, "bytes_up")) for row in shown],
             "lost": [number(_float(row, "failures")) for row in shown],
         }
-        if all(_float(row, "ari") is None for row in shown):
-            del columns["ARI"]
+        for column, key in (("ARI", "ari"), ("unseen", "unseen_accuracy")):
+            if all(_float(row, key) is None for row in shown):
+                del columns[column]
         styles = ["dim"] * (len(shown) - 1) + ["bold"] * bool(shown)
         spare = ("up", "groups", "worst client", "down")
         table = _fitted_table(self._console, self._title, columns, styles, spare)
@@ -130,7 +135,14 @@ class LiveView(_View):
             ProgressBar(total=max(self._rounds, 1), completed=done, width=30),
             Text(f"{done}/{self._rounds} rounds, {_remaining(last, self._rounds)}"),
         )
-        return Group(table, foot)
+        own = [Text(f"  {', '.join(_own_measures(last))}", style="dim")] if _own_measures(last) else []
+        return Group(table, *own, foot)
+
+
+def _own_measures(row: Row) -> list[str]:
+    """What the method itself measured in a round, number by number."""
+    log = row.get("log") or {}
+    return [f"{key} {value:.3g}" for key, value in log.items() if isinstance(value, (int, float))]
 
 
 @dataclass

@@ -47,7 +47,9 @@ def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: N
         results = []
         for seed in seeds:
             folder = out / _folder(row["label"]) / f"seed{seed}"
-            results.append({**once(config, seed, folder, _Quiet(note)), **_cost(folder, table.get("target")), **_logged(folder)})
+            results.append(
+                {**once(config, seed, folder, _Quiet(note)), **_cost(folder, table.get("target")), **_logged(folder)}
+            )
             note(f"{row['label']}, seed {seed}: accuracy {results[-1]['accuracy']:.4f}, ARI {results[-1]['ari']}")
         cells = [_cell(column, [result[column] for result in results]) for column in columns]
         paper = row.get("paper", {})

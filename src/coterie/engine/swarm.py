@@ -1,0 +1,271 @@
+"""Peers that find and answer each other over zenoh: no broker, no server, no order in which they must be started.
+
+Every peer listens, connects to one or more seeds and hears of the others by gossip. A liveliness token says that it is
+there; queryables answer "who are you", "how far are you" and "your model of round t". Nothing that arrives is more than
+bytes of `wire`, checked by whoever asked.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import zenoh
+
+from coterie.data.samples import ClientId
+from coterie.engine.orders import Hello, from_text, to_text
+from coterie.errors import CoterieError, Unfinished
+from coterie.wire import WireError
+
+_LOOK_SECONDS = 0.05
+_SETTLE_SECONDS = 0.5
+_QUESTION_SECONDS = 3.0
+_HISTORY = 64  # answers of so many rounds are kept for peers that are behind
+
+
+@dataclass(frozen=True)
+class PeerSecurity:
+    """The CA that everybody trusts, and the own certificate, shown to others both when calling and when called."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> PeerSecurity:
+        """What `coterie certs` has put in a peer's folder."""
+        made = cls(folder / "ca.pem", folder / "peer.pem", folder / "peer.key")
+        for path in (made.ca, made.certificate, made.key):
+            if not path.is_file():
+                raise CoterieError(f"There is no {path}; --certs takes a folder that `coterie certs` made for a peer.")
+        return made
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a peer listens, and whom it asks first about others."""
+
+    listen: str
+    seeds: tuple[str, ...] = ()
+    security: PeerSecurity | None = None
+
+    def config(self) -> zenoh.Config:
+        """As zenoh wants it; no multicast: peers are found from seeds alone."""
+        kind = "tcp" if self.security is None else "tls"
+        tables: dict[str, Any] = {
+            "mode": "peer",
+            "listen/endpoints": [f"{kind}/{self.listen}"],
+            "connect/endpoints": [f"{kind}/{seed}" for seed in self.seeds if seed != self.listen],
+            "connect/timeout_ms": -1,  # in the background, for as long as it takes
+            "connect/exit_on_failure": False,
+            "scouting/multicast/enabled": False,
+            "scouting/gossip/enabled": True,
+        }
+        if self.security is not None:
+            tables["transport/link/tls"] = {
+                "root_ca_certificate": str(self.security.ca),
+                "listen_certificate": str(self.security.certificate),
+                "listen_private_key": str(self.security.key),
+                "connect_certificate": str(self.security.certificate),
+                "connect_private_key": str(self.security.key),
+                "enable_mtls": True,
+                "verify_name_on_connect": True,
+            }
+        config = zenoh.Config()
+        try:
+            for key, value in tables.items():
+                config.insert_json5(key, json.dumps(value))
+        except zenoh.ZError as error:
+            raise CoterieError(f"zenoh does not take these addresses or certificates: {error}.") from error
+        return config
+
+
+class Swarm:
+    """One peer's view of the others, and its answers to them."""
+
+    def __init__(self, name: ClientId, network: str, hello: Hello, address: Address, limit: int) -> None:
+        self.name, self.limit = name, limit
+        self.sent = self.received = 0
+        self._root = f"coterie/{quote(network, safe='')}"
+        self._lock = threading.Lock()
+        self._alive: set[ClientId] = set()
+        self._progress: dict[ClientId, int] = {}
+        self._own_progress = -1
+        self._answers: dict[int, Mapping[bool, bytes]] = {}
+        self._waiting: list[tuple[int, bool, Any, float]] = []
+        self._texts = {"hello": to_text(hello), "agreement": ""}
+        self._latest_is_fine = False
+        try:
+            self._session = zenoh.open(address.config())
+        except zenoh.ZError as error:
+            raise CoterieError(f"Cannot listen at {address.listen}: {error}; choose another --listen.") from error
+        self._tokens: list[Any] = []
+        self._watch()
+
+    def _watch(self) -> None:
+        session, own = self._session, quote(self.name, safe="")
+        session.liveliness().declare_subscriber(f"{self._root}/alive/*", self._on_life, history=True)
+        session.declare_subscriber(f"{self._root}/progress/*", self._on_progress)
+        session.declare_queryable(f"{self._root}/told/{own}", self._on_question)
+        session.declare_queryable(f"{self._root}/model/{own}", self._on_request)
+
+    def enter(self) -> None:
+        """Show oneself to the others, under a name that nobody else has."""
+        time.sleep(_SETTLE_SECONDS)  # hear of the others first
+        if self.name in self.others(everyone=True):
+            raise CoterieError(f"There is a peer {self.name!r} in this network already; choose another --name.")
+        token = self._session.liveliness().declare_token(f"{self._root}/alive/{quote(self.name, safe='')}")
+        self._tokens.append(token)
+
+    def _on_life(self, sample: Any) -> None:
+        name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
+        with self._lock:
+            if sample.kind == zenoh.SampleKind.PUT:
+                self._alive.add(name)
+            else:
+                self._alive.discard(name)
+
+    def _on_progress(self, sample: Any) -> None:
+        name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
+        text = sample.payload.to_bytes()
+        if len(text) < 20 and text.lstrip(b"-").isdigit():
+            with self._lock:
+                self._progress[name] = int(text)
+
+    def _on_question(self, query: Any) -> None:
+        what = str(query.parameters)
+        told = str(self._own_progress) if what == "progress" else self._texts.get(what, "")
+        query.reply(query.key_expr, told)
+        query.drop()
+
+    def _on_request(self, query: Any) -> None:
+        """Somebody asks for our model of a round; if we are not there yet, it is answered when we are."""
+        try:
+            when, start, patience = str(query.parameters).split(";")
+            number, told, until = int(when), start == "1", time.monotonic() + int(patience) / 1000
+        except ValueError:
+            query.drop()
+            return
+        with self._lock:
+            latest = max(self._answers, default=None)
+            at = latest if self._latest_is_fine and latest is not None else number
+            answer = self._answers.get(at, {}).get(told)
+            if answer is None and at > self._own_progress:
+                self._waiting.append((number, told, query, until))
+                return
+        if answer is not None:
+            self._reply(query, answer)
+        query.drop()
+
+    def _reply(self, query: Any, answer: bytes) -> None:
+        query.reply(query.key_expr, answer)
+        with self._lock:
+            self.sent += len(answer)
+
+    def offer(self, round: int, answers: Mapping[bool, bytes], *, latest_is_fine: bool) -> None:
+        """Our answers of a round, without and with where the training began; those who wait for them get them now."""
+        with self._lock:
+            self._latest_is_fine = latest_is_fine
+            self._answers[round] = answers
+            self._own_progress = max(self._own_progress, round)
+            for old in [number for number in self._answers if number <= round - _HISTORY]:
+                del self._answers[old]
+            waiting = [item for item in self._waiting if item[3] > time.monotonic()]  # the others have given up
+            ready = [item for item in waiting if item[0] <= round]
+            self._waiting = [item for item in waiting if item[0] > round]
+        for number, told, query, _ in ready:
+            answer = self._answers.get(number, answers if latest_is_fine else {}).get(told)
+            if answer is not None:
+                self._reply(query, answer)
+            query.drop()
+        self.announce(round)
+
+    def announce(self, progress: int) -> None:
+        """Tell the others how far we are."""
+        self._own_progress = max(self._own_progress, progress)
+        self._session.put(f"{self._root}/progress/{quote(self.name, safe='')}", str(self._own_progress))
+
+    def agree(self, text: str) -> None:
+        """What the run is about, for those who come later."""
+        self._texts["agreement"] = text
+
+    def others(self, *, everyone: bool = False) -> set[ClientId]:
+        """Who else is there now."""
+        with self._lock:
+            return set(self._alive) if everyone else self._alive - {self.name}
+
+    def wait_for(self, number: int, seconds: float) -> set[ClientId]:
+        """All peers, oneself included, once there are so many of them."""
+        until = time.monotonic() + seconds
+        while len(self.others()) + 1 < number:
+            if time.monotonic() > until:
+                there = ", ".join(sorted(self.others() | {self.name}))
+                raise Unfinished(
+                    f"{number} peers are needed and after {seconds:g} s there are: {there}; start the others."
+                )
+            time.sleep(_LOOK_SECONDS)
+        return self.others() | {self.name}
+
+    def ask(self, what: str, names: Sequence[ClientId]) -> dict[ClientId, str]:
+        """A short text from each of these peers; those that do not answer are missing."""
+        found = self._get([(name, f"told/{quote(name, safe='')}?{what}") for name in names], _QUESTION_SECONDS)
+        return {name: data.decode(errors="replace") for name, data in found.items() if data}
+
+    def hellos(self, names: Sequence[ClientId]) -> dict[ClientId, Hello]:
+        """How others introduce themselves."""
+        said: dict[ClientId, Hello] = {}
+        for name, text in self.ask("hello", names).items():
+            try:
+                said[name] = from_text(Hello, text)
+            except WireError:
+                continue
+        return said
+
+    def look_up_progress(self) -> None:
+        """How far everybody is, for one who has just come."""
+        for name, text in self.ask("progress", sorted(self.others())).items():
+            if text.lstrip("-").isdigit():
+                with self._lock:
+                    self._progress[name] = max(int(text), self._progress.get(name, -1))
+
+    def progress(self) -> dict[ClientId, int]:
+        """How far the others that are there have come, as far as is known."""
+        with self._lock:
+            return {name: self._progress.get(name, -1) for name in self._alive if name != self.name}
+
+    def fetch(self, round: int, names: Sequence[ClientId], *, start: bool, seconds: float) -> dict[ClientId, bytes]:
+        """The models of these peers, of those that answer in time."""
+        asked = [(name, f"model/{quote(name, safe='')}?{round};{int(start)};{int(1000 * seconds)}") for name in names]
+        found = self._get(asked, seconds)
+        self.received += sum(map(len, found.values()))
+        return found
+
+    def _get(self, questions: Sequence[tuple[ClientId, str]], seconds: float) -> dict[ClientId, bytes]:
+        """Ask all at once; take what has come when the time is over."""
+        found: dict[ClientId, bytes] = {}
+        open_ = threading.Semaphore(0)
+
+        def heard(name: ClientId) -> Callable[[Any], None]:
+            def take(reply: Any) -> None:
+                if reply.ok is not None:
+                    found[name] = reply.ok.payload.to_bytes()
+
+            return take
+
+        for name, selector in questions:
+            handler = zenoh.handlers.Callback(heard(name), drop=lambda: open_.release())
+            self._session.get(f"{self._root}/{selector}", handler, timeout=seconds)
+        until = time.monotonic() + seconds
+        for _ in questions:
+            open_.acquire(timeout=max(until - time.monotonic(), 0.001))
+        return dict(found)
+
+    def close(self) -> None:
+        """Leave."""
+        self._session.close()  # type: ignore[no-untyped-call]

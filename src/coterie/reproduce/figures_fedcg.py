@@ -1,0 +1,169 @@
+"""FedCG's experiments that are more than a table of scenarios: mixed clients, an unseen domain, a poor domain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.data import LazyPopulation, build
+from coterie.data.own import OwnPopulation
+from coterie.data.samples import ClientData, ClientId, Population, Samples
+from coterie.methods.base import ServerMethod
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedcg import FedCG
+from coterie.methods.oracle import Oracle
+from coterie.models import build_model
+from coterie.reproduce.registry import experiment
+from coterie.reproduce.tables import Note, markdown, spread
+from coterie.rng import rng
+from coterie.run import run
+
+_TURNS = 4
+_TRAINING: dict[str, Any] = {"fraction": 10, "epochs": 2, "batch": 32, "momentum": 0.0, "lr": 0.1}
+_DIGITS: dict[str, Any] = {**_TRAINING, "epochs": 5, "batch": 16}
+
+
+def mixed_clients(
+    population: Population, ids: Sequence[ClientId], unseen: Sequence[ClientId], seed: int
+) -> OwnPopulation:
+    """The same images, each turned by a random quarter: every client has its own shares of the four turns.
+
+    The turn is beside every sample, so that the oracle among the methods can be told.
+    """
+    data = {}
+    for client in (*ids, *unseen):
+        g = rng(seed, "mixed", client)
+        shares, own = g.dirichlet([0.5] * _TURNS), population.client(client)
+        data[client] = ClientData(_turned(own.train, g, shares), _turned(own.test, g, shares))
+    return OwnPopulation(data, population.shape, population.classes, population.normalise, unseen_ids=tuple(unseen))
+
+
+def _turned(samples: Samples, g: np.random.Generator, shares: np.ndarray[Any, Any]) -> Samples:
+    turns = torch.from_numpy(g.choice(_TURNS, len(samples), p=shares))
+    x = samples.x.clone()
+    for turn in range(1, _TURNS):
+        x[turns == turn] = torch.rot90(samples.x[turns == turn], turn, (2, 3))
+    return Samples(x, samples.y, turns)
+
+
+@experiment(
+    "fedcg-mixed", "clients whose images come in four rotations, mixed: FedCG per image", minutes=6, seeds=(0, 1, 2)
+)
+def mixed(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Fashion-MNIST at 14 x 14, 40 clients and 20 unseen ones, 60 rounds of 10."""
+    methods: dict[str, ServerMethod[Any]] = {
+        "FedAvg, rate 0.1": FedAvg(**_TRAINING),
+        "FedAvg, rate 0.2": FedAvg(**{**_TRAINING, "lr": 0.2}),
+        "FedCG robust": FedCG(**_TRAINING),
+        "FedCG, the true turn of every image": FedCG(**_TRAINING, find="metadata"),
+    }
+
+    def population(seed: int) -> OwnPopulation:
+        whole = build("rotated-fashion", seed=seed, groups=1, clients=40, unseen=20, image_size=14)
+        return mixed_clients(whole, whole.ids, whole.unseen_ids, seed)
+
+    return _table(out, seeds, note, methods, {"": population}, rounds=60)
+
+
+@experiment(
+    "fedcg-unseen-domain", "PACS with one domain left out of training, tested on it", minutes=12, seeds=(0, 1, 2)
+)
+def unseen_domain(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Each of the four domains in turn: the clients of the other three train, its own are the unseen ones."""
+    methods: dict[str, ServerMethod[Any]] = {
+        "FedAvg": FedAvg(**_TRAINING),
+        "FedCG robust, soft": FedCG(**_TRAINING, domains=3),
+        "FedCG robust, per image": FedCG(**_TRAINING, domains=3, routing="image"),
+    }
+
+    def population(left_out: int, seed: int) -> OwnPopulation:
+        whole = build("pacs", seed=seed, clients=40, image_size=32)
+        groups = {client: whole.group(client) or 0 for client in whole.ids}
+        strangers = tuple(client for client in whole.ids if groups[client] == left_out)
+        data = {client: whole.client(client) for client in whole.ids}
+        return OwnPopulation(data, whole.shape, whole.classes, whole.normalise, groups, strangers)
+
+    names = ("art painting", "cartoon", "photo", "sketch")
+    settings = {name: partial(population, number) for number, name in enumerate(names)}
+    return _table(out, seeds, note, methods, settings, rounds=40)
+
+
+@experiment("fedcg-poor-domain", "one rotation with 2 clients of 40: does the graph help?", minutes=4, seeds=(0, 1, 2))
+def poor_domain(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Rotated digits where the last rotation has two training clients; unseen clients are of that rotation alone."""
+    known: dict[str, Any] = {**_DIGITS, "find": "oracle"}
+    methods: dict[str, ServerMethod[Any]] = {
+        "FedAvg": FedAvg(**_DIGITS),
+        "one model a domain (oracle)": Oracle(**_DIGITS),
+        "FedCG, no graph": FedCG(**known),
+        "FedCG, equation 6": FedCG(**known, graph="distance"),
+        "FedCG, equation 6 sharpened (power 8)": FedCG(**known, graph="distance", sharpness=8.0),
+        "FedCG, equation 6 for poor domains alone": FedCG(**known, graph="distance", few=100.0),
+        "FedCG, uniform": FedCG(**known, graph="uniform"),
+    }
+
+    def population(seed: int) -> OwnPopulation:
+        whole = build("rotated-digits", seed=seed, clients=60, unseen=20)
+        groups = {client: whole.group(client) or 0 for client in (*whole.ids, *whole.unseen_ids)}
+        poor = [client for client in whole.ids if groups[client] == _TURNS - 1]
+        kept = [client for client in whole.ids if groups[client] != _TURNS - 1][:38] + poor[:2]
+        strangers = tuple(client for client in whole.unseen_ids if groups[client] == _TURNS - 1)
+        data = {client: whole.client(client) for client in (*kept, *strangers)}
+        return OwnPopulation(data, whole.shape, whole.classes, whole.normalise, groups, strangers)
+
+    return _table(out, seeds, note, methods, {"": population}, rounds=40)
+
+
+def _table(
+    out: Path,
+    seeds: Sequence[int],
+    note: Note,
+    methods: Mapping[str, ServerMethod[Any]],
+    settings: Mapping[str, Any],
+    rounds: int,
+) -> str:
+    """Every method in every setting with every seed; finished runs are kept."""
+    rows = []
+    for label, method in methods.items():
+        cells = []
+        for setting, population in settings.items():
+            found = [
+                _accuracy(out / _plain(f"{label} {setting}") / f"seed{seed}", method, population, rounds, seed)
+                for seed in seeds
+            ]
+            note(f"{label} {setting}: unseen clients {found}")
+            cells.append(spread([100 * value for value in found], 2))
+        rows.append([label, *cells])
+    head = [f"unseen clients %{', ' * bool(setting)}{setting}" for setting in settings]
+    text = markdown(["", *head], rows)
+    (out / "table.md").write_text(text)
+    return text
+
+
+def _accuracy(folder: Path, method: ServerMethod[Any], population: Any, rounds: int, seed: int) -> float:
+    if not (folder / "result.json").is_file():
+        whole: LazyPopulation | OwnPopulation = population(seed)
+        model = partial(build_model, "digits-cnn", tuple(whole.shape), whole.classes)
+        begun = (folder / "config.toml").is_file()
+        run(
+            replace(method),
+            whole,
+            model,
+            rounds=rounds,
+            seed=seed,
+            out=folder,
+            evaluate_every=rounds // 2,
+            resume=begun,
+        )
+    return float(json.loads((folder / "result.json").read_text())["unseen_accuracy"])
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text.strip())

@@ -1,0 +1,118 @@
+"""Domains from clients' mean features: the closed-form student, pooling, balance and the measures of collapse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.clustering.domains import (
+    Moments,
+    balanced,
+    evenness,
+    features_of,
+    find_domains,
+    kmeans,
+    pool,
+    posterior,
+    square,
+    triangle,
+)
+
+WIDTH = 6
+
+
+def clients(mixed: bool, seed: int = 0, n: int = 40) -> list[Tensor]:
+    """Twelve clients, each in one of three domains with far means, or with samples of all three in random shares."""
+    g = np.random.default_rng(seed)
+    centres = 2.0 * g.normal(size=(3, WIDTH))
+    made = []
+    for k in range(12):
+        own = g.choice(3, n, p=g.dirichlet([0.5] * 3)) if mixed else np.full(n, k % 3)
+        made.append(torch.from_numpy(centres[own] + g.normal(size=(n, WIDTH))).float())
+    return made
+
+
+def moments(features: list[Tensor]) -> Moments:
+    products = torch.stack([triangle(f.T @ f) for f in features])
+    number = torch.tensor([float(len(f)) for f in features])
+    return Moments.of(torch.stack([f.sum(0) for f in features]), square(products, WIDTH), number)
+
+
+def test_triangle_and_square_are_inverse() -> None:
+    x = torch.randn(3, 5, 5)
+    symmetric = x + x.transpose(1, 2)
+    assert torch.equal(square(triangle(symmetric), 5), symmetric)
+    assert triangle(symmetric).shape == (3, 15)
+
+
+def test_moments_add_up() -> None:
+    features = clients(mixed=False)
+    whole, parts = moments(features), moments(features[:5]).plus(moments(features[5:]))
+    for name in ("total", "number", "products", "within"):
+        assert torch.allclose(getattr(whole, name), getattr(parts, name))
+    covariance = sum(torch.cov(f.double().T) for f in features)
+    assert torch.allclose(whole.within, torch.as_tensor(covariance), atol=1e-3)
+
+
+def test_the_student_is_the_ridge_regression_on_all_samples() -> None:
+    """As a regression that sees every sample: (Z^T Z + ridge n I)^-1 Z^T Y with Z = (x - mean) / scale and a 1."""
+    features = clients(mixed=False)
+    found = find_domains(moments(features), 3, 0, 0.05)
+    x = torch.cat(features).double()
+    z = (x - found.student["mean"].double()) / found.student["scale"].double()
+    z = torch.cat([z, torch.ones(len(z), 1, dtype=torch.float64)], 1)
+    y = torch.eye(3, dtype=torch.float64)[found.labels.repeat_interleave(40)]
+    right = torch.linalg.solve(z.T @ z + 0.05 * len(z) * torch.eye(WIDTH + 1, dtype=torch.float64), z.T @ y)
+    assert torch.allclose(found.student["weight"].double(), right, atol=1e-4)
+
+
+def test_single_domain_clients_are_found_and_told_from_mixed_ones() -> None:
+    found = find_domains(moments(clients(mixed=False)), 3, 0, 0.01)
+    assert len({tuple(found.labels[k::3].tolist()) for k in range(3)}) == 3
+    assert all(len(set(found.labels[k::3].tolist())) == 1 for k in range(3))
+    assert found.unevenness < 2
+    assert find_domains(moments(clients(mixed=True, n=200)), 3, 0, 0.01).unevenness > 4
+
+
+def test_posterior_pools_to_certainty() -> None:
+    features = clients(mixed=False)
+    found = find_domains(moments(features), 3, 0, 0.01)
+    for k, own in enumerate(features):
+        told = posterior(found.student, own)
+        assert torch.allclose(told.sum(1), torch.ones(len(own)))
+        together = pool(told)
+        assert together.shape == told.shape
+        assert (together.argmax(1) == found.labels[k]).all()
+        assert together[0].max() >= told.mean(0).max()
+
+
+def test_features_depend_on_the_seed_alone() -> None:
+    x = torch.randn(4, 3, 32, 32)
+    assert features_of(x, 1, 9).shape == (4, 9)
+    assert torch.equal(features_of(x, 1, 9), features_of(x.clone(), 1, 9))
+    assert not torch.equal(features_of(x, 1, 9), features_of(x, 2, 9))
+    assert features_of(torch.randn(2, 5), 1, 9).shape == (2, 9)
+
+
+def test_balancing_uses_every_domain_alike() -> None:
+    skewed = torch.softmax(
+        torch.randn(40, 4, generator=torch.Generator().manual_seed(2)) + torch.tensor([4.0, 0, 0, 0]), 1
+    )
+    assert torch.bincount(skewed.argmax(1), minlength=4)[0] > 35
+    assert torch.bincount(balanced(skewed), minlength=4).tolist() == pytest.approx([10] * 4, abs=3)
+
+
+def test_evenness_of_histograms() -> None:
+    assert evenness(torch.tensor([5, 5, 5, 5])) == pytest.approx(1.0)
+    assert evenness(torch.tensor([20, 0, 0, 0])) == pytest.approx(0.0, abs=1e-6)
+    assert evenness(torch.tensor([3])) == 1.0
+    assert evenness(torch.zeros(3)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_kmeans_with_too_few_points() -> None:
+    assert kmeans(torch.zeros(0, 2), 4, 0).tolist() == []
+    assert kmeans(torch.ones(3, 2), 4, 0).tolist() == [0, 0, 0]
+    empty = find_domains(moments([torch.zeros(0, WIDTH), *clients(mixed=False)]), 3, 0, 0.01)
+    assert torch.isfinite(empty.student["weight"]).all()

@@ -1,0 +1,122 @@
+"""Peers in processes of their own, with mTLS: killed, frozen, late, and without their seed; and a first look at eight."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.engine.certificates import make_certificates
+
+from .processes import LONG, Command, free_port, until
+
+RUN = """
+method = "{method}"
+rounds = {rounds}
+checkpoint_seconds = 0.2
+[scenario]
+name = "rotated-digits"
+clients = 5
+groups = 2
+samples = 12
+test_samples = 10
+[settings]
+k = 2
+l = 3
+epochs = 1
+"""
+
+
+class Network:
+    """Peers, and what their folders say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {name: free_port() for name in ("0", "1", "2", "3", "4")}
+        self.started: list[Command] = []
+        (folder / "run.toml").write_text(RUN.format(method="panm", rounds=100_000))
+        make_certificates(folder / "certs", sorted(self.ports), ["127.0.0.1"])
+
+    def peer(self, name: str, peers: int = 4, log: str | None = None) -> Command:
+        seeds = ",".join(f"127.0.0.1:{self.ports[seed]}" for seed in ("0", "1"))
+        command = Command(
+            self.folder, log or f"peer-{name}", "peer", "--config", "run.toml", "--data", "run.toml", "--name", name,
+            "--listen", f"127.0.0.1:{self.ports[name]}", "--seeds", seeds, "--peers", peers, "--timeout", 3,
+            "--patience", LONG, "--certs", f"certs/clients/{name}", "--out", f"out-{name}",
+        )  # fmt: skip
+        self.started.append(command)
+        return command
+
+    def rounds(self, name: str) -> int:
+        metrics = self.folder / f"out-{name}" / "metrics.csv"
+        return max(metrics.read_text().count("\n") - 1, 0) if metrics.is_file() else 0
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"out-{name}" / "events.jsonl").read_text()
+
+    def goes_on(self, *names: str, rounds: int = 3) -> None:
+        wanted = {name: self.rounds(name) + rounds for name in names}
+        until(lambda: all(self.rounds(n) >= r for n, r in wanted.items()), f"{rounds} more rounds of {names}")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    made = Network(tmp_path)
+    yield made
+    for command in made.started:
+        command.stop()
+
+
+def test_a_network_survives_what_happens_to_its_peers(network: Network) -> None:
+    peers = {name: network.peer(name) for name in ("0", "1", "2", "3")}
+    network.goes_on("1", "2", "3")
+    assert '"others": 3' in network.log("1")
+
+    # the seed is killed: the others know each other, and go on
+    peers["0"].signal(signal.SIGKILL)
+    network.goes_on("1", "2", "3")
+    until(lambda: '"others": 2' in network.log("1"), "the loss of peer 0")
+
+    # a late one comes by the second seed, skips what is over, and is asked
+    late = network.peer("4", peers=2)
+    until(lambda: network.rounds("4") > 0 and '"aggregated": 2' in network.log("4"), "the late peer's first models")
+    assert '"skipped": 1' in network.log("4")
+
+    # a frozen one is gone on without, and catches up when it thaws
+    peers["3"].signal(signal.SIGSTOP)
+    until(lambda: '"client": "3", "fault": "refused"' in network.log("1"), "the loss of peer 3")
+    network.goes_on("1", "2", "4")
+    peers["3"].signal(signal.SIGCONT)
+    network.goes_on("3")
+
+    # the first one comes back and goes on from its checkpoint
+    back = network.peer("0", peers=2, log="peer-0-again")
+    back.says("going on from round")
+    network.goes_on("0")
+
+    for command in (back, peers["1"], peers["2"], peers["3"], late):
+        command.signal(signal.SIGINT)
+    for command in (back, peers["1"], peers["2"], peers["3"], late):
+        assert "nothing is lost" in command.ends(130)
+
+
+def test_a_local_network_for_a_first_look(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN.format(method="pens", rounds=3))
+    command = Command(
+        tmp_path, "peers", "peers", "--local", 4, "--config", "run.toml", "--out", "out", "--port", free_port(), "--tls"
+    )
+    try:
+        text = command.ends(0)
+    finally:
+        command.stop()
+    assert "all peers have finished round 3 of 3" in text
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["client_ids"] == ["0", "1", "2", "3"]
+    assert result["engine"] == "zenoh"
+    assert result["failures"] == 0
+    assert result["bytes_up"] == result["bytes_down"] > 0
+    assert len(result["clusters"]) == 4
+    assert (tmp_path / "out" / "report.html").is_file()

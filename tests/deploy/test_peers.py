@@ -1,0 +1,230 @@
+"""Peers over zenoh: in lock-step the simulator's results, bit for bit; at their own pace the same accuracy."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.config import RunConfig, from_tables
+from coterie.data.samples import ClientId
+from coterie.engine.peering import PeerOptions, network_of, run_peer
+from coterie.engine.peers import Pace
+from coterie.engine.swarm import Address, PeerSecurity, Swarm
+from coterie.errors import CoterieError, Unfinished
+from coterie.experiment import execute
+from coterie.methods import METHODS
+from coterie.methods.peers import PeerMethod
+from coterie.rounds import Result
+
+from .processes import LONG, free_port
+
+PEERS = [name for name, kind in METHODS.items() if issubclass(kind, PeerMethod)]
+NAMES = ("0", "1", "2", "3", "4")
+
+
+def config_of(method: str, /, **changes: Any) -> RunConfig:
+    tables: dict[str, Any] = {
+        "method": method,
+        "rounds": 4,
+        "seed": 3,
+        "dtype": "float64",
+        "scenario": {"name": "rotated-digits", "clients": len(NAMES), "groups": 2, "samples": 12, "test_samples": 10},
+        "settings": {"epochs": 1, "batch": 4, "l": 3, "k": 2},
+    }
+    return from_tables({**tables, **changes})
+
+
+class Slow:
+    """Watches a run and takes its time after every round."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause = pause
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        time.sleep(self.pause)
+
+    def note(self, text: str) -> None: ...
+
+
+class Crowd:
+    """Peers in threads of this process, each with a zenoh session of its own."""
+
+    def __init__(self, folder: Path, config: RunConfig, pace: Pace) -> None:
+        self.folder, self.config, self.pace = folder, config, pace
+        self.ports = {name: free_port() for name in NAMES}
+        self.results: dict[ClientId, Result | Exception] = {}
+        (folder / "run.toml").write_text(config.to_toml())
+
+    def run(self, name: ClientId, peers: int = len(NAMES), pause: float = 0.0) -> None:
+        address = Address(f"127.0.0.1:{self.ports[name]}", (f"127.0.0.1:{self.ports[NAMES[0]]}",))
+        options = PeerOptions(peers, LONG, self.pace)
+        try:
+            self.results[name] = run_peer(
+                self.config, name, self.folder / "run.toml", address, self.folder / name, options, view=Slow(pause)
+            )
+        except Exception as error:
+            self.results[name] = error
+
+    def start(
+        self, names: tuple[ClientId, ...] = NAMES, peers: int = len(NAMES), pause: float = 0.0
+    ) -> list[threading.Thread]:
+        threads = [threading.Thread(target=self.run, args=(name, peers, pause)) for name in names]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def result(self, name: ClientId) -> Result:
+        found = self.results[name]
+        assert isinstance(found, Result), found
+        return found
+
+
+def finished(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(LONG)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("method", PEERS)
+def test_peers_in_lock_step_end_as_simulated_ones(method: str, tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path, config_of(method), Pace(lock_step=True, seconds=LONG))
+    finished(crowd.start())
+    alone = execute(crowd.config, None)
+    accuracy = dict(zip(alone.client_ids, alone.per_client_accuracy, strict=True))
+    for name in NAMES:
+        real, simulated = crowd.result(name).models[f"client-{name}"], alone.models[f"client-{name}"]
+        assert all(torch.equal(real[entry], tensor) for entry, tensor in simulated.items())
+        assert crowd.result(name).per_client_accuracy == [accuracy[name]]
+        assert (tmp_path / name / "report.html").is_file()
+    received = sum(crowd.result(name).bytes_down for name in NAMES)
+    assert received == alone.bytes_down
+    assert sum(crowd.result(name).failures for name in NAMES) == 0
+
+
+def test_peers_at_their_own_pace_reach_the_same_accuracy(tmp_path: Path) -> None:
+    longer = dataclasses.replace(
+        config_of("panm", settings={"epochs": 2, "batch": 8, "l": 3, "k": 2}),
+        rounds=15,
+        scenario=dataclasses.replace(config_of("panm").scenario, samples=60, test_samples=40),
+    )
+    crowd = Crowd(tmp_path, longer, Pace(lock_step=False, seconds=LONG))
+    finished(crowd.start())
+    free = sum(crowd.result(name).accuracy for name in NAMES) / len(NAMES)
+    assert free > execute(longer, None).accuracy - 0.1
+    assert free > 0.5
+
+
+def test_a_late_peer_skips_what_the_others_have_done_and_is_asked(tmp_path: Path) -> None:
+    config = dataclasses.replace(config_of("gossip"), rounds=40)
+    crowd = Crowd(tmp_path, config, Pace(lock_step=True, seconds=LONG))
+    first = crowd.start(NAMES[:4], peers=4, pause=0.2)
+    metrics = tmp_path / "0" / "metrics.csv"
+    while not metrics.is_file() or metrics.read_text().count("\n") < 4:
+        time.sleep(0.02)
+    finished([*first, *crowd.start(NAMES[4:], peers=2)])
+    log = (tmp_path / "4" / "events.jsonl").read_text()
+    assert '"skipped": 1' in log
+    assert '"aggregated": 2' in log
+    assert crowd.result("4").rounds == 40
+    assert '"others": 4' in (tmp_path / "0" / "events.jsonl").read_text()
+
+
+def swarm(name: str, port: int, seeds: tuple[str, ...] = (), security: PeerSecurity | None = None) -> Swarm:
+    from coterie.engine.orders import Hello
+
+    hello = Hello(name, (1, 8, 8), 10, "uint8", 5, (0.5,), (0.5,))
+    return Swarm(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), 1 << 20)
+
+
+def soon(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -> None:
+    ports = [free_port(), free_port()]
+    a, b = swarm("a", ports[0]), swarm("b", ports[1], (f"127.0.0.1:{ports[0]}",))
+    try:
+        a.enter()
+        b.enter()
+        soon(lambda: a.others() == {"b"} and b.others() == {"a"})
+        assert a.hellos(["b"])["b"].name == "b"
+        assert a.fetch(0, ["b"], start=False, seconds=0.3) == {}  # it has nothing yet: not waited for any longer
+        waiting: dict[str, bytes] = {}
+        asker = threading.Thread(target=lambda: waiting.update(a.fetch(0, ["b"], start=True, seconds=20.0)))
+        asker.start()
+        time.sleep(0.3)
+        b.offer(0, {False: b"short", True: b"long"}, latest_is_fine=False)
+        asker.join(20.0)
+        assert waiting == {"b": b"long"}
+        assert a.fetch(0, ["b"], start=False, seconds=5.0) == {"b": b"short"}
+        soon(lambda: a.progress() == {"b": 0})
+        assert (b.sent, a.received) == (9, 9)
+        twin = swarm("b", free_port(), (f"127.0.0.1:{ports[0]}",))
+        with closing(twin), pytest.raises(CoterieError, match="There is a peer 'b' in this network already"):
+            twin.enter()
+    finally:
+        b.close()
+        soon(lambda: a.others() == set())
+        a.close()
+
+
+def test_peers_of_another_authority_do_not_get_in(tmp_path: Path) -> None:
+    from coterie.engine.certificates import make_certificates
+
+    make_certificates(tmp_path / "ours", ["a", "b"], ["127.0.0.1"])
+    make_certificates(tmp_path / "theirs", ["c"], ["127.0.0.1"])
+    ports = [free_port() for _ in range(4)]
+    seed = (f"127.0.0.1:{ports[0]}",)
+    a = swarm("a", ports[0], (), PeerSecurity.of(tmp_path / "ours/clients/a"))
+    b = swarm("b", ports[1], seed, PeerSecurity.of(tmp_path / "ours/clients/b"))
+    c = swarm("c", ports[2], seed, PeerSecurity.of(tmp_path / "theirs/clients/c"))
+    d = swarm("d", ports[3], seed)
+    try:
+        for peer in (a, b, c, d):
+            peer.enter()
+        soon(lambda: a.others() == {"b"})
+        time.sleep(1.0)
+        assert a.others() == {"b"}
+        assert c.others() == set()
+        assert d.others() == set()
+        with pytest.raises(Unfinished, match="2 peers are needed and after 0 s there are: c"):
+            c.wait_for(2, 0.0)
+    finally:
+        for peer in (a, b, c, d):
+            peer.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "fedavg", "settings": {}}, "needs a server"),
+        ({"faults": {"loss": 0.5}}, "leave the table"),
+        ({"settings": {"topology": "ring"}}, "shape a simulated network"),
+        ({"settings": {"partners": "oracle"}}, "Nobody knows the true groups"),
+    ],
+)
+def test_what_real_peers_cannot_do_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    config = config_of("gossip", **changes)
+    with pytest.raises(CoterieError, match=said):
+        run_peer(config, "0", tmp_path, Address("127.0.0.1:1"), tmp_path / "out", PeerOptions())
+
+
+def test_networks_with_different_settings_do_not_see_each_other() -> None:
+    assert network_of(config_of("gossip")) == network_of(config_of("gossip"))
+    assert network_of(config_of("gossip")) != network_of(config_of("gossip", seed=4))
+
+
+def test_certificates_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(CoterieError, match=r"There is no .*ca\.pem"):
+        PeerSecurity.of(tmp_path)

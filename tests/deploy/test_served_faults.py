@@ -1,0 +1,149 @@
+"""One run on Flower, with TLS and keys, that goes through everything that can happen to it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.engine.certificates import make_certificates
+
+from .processes import LONG, Command, free_port, until
+
+RUN = """
+method = "ifca"
+rounds = 5000
+checkpoint_seconds = 0.5
+[scenario]
+name = "rotated-digits"
+clients = 6
+groups = 2
+samples = 12
+test_samples = 10
+[settings]
+k = 2
+epochs = 1
+"""
+
+
+class Scene:
+    """A server, its clients, and what is known of the run on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.started: list[Command] = []
+        (folder / "run.toml").write_text(RUN)
+        make_certificates(folder / "certs", ["0", "1", "2", "3"], ["127.0.0.1"])
+        make_certificates(folder / "strangers", ["5"], ["127.0.0.1"])
+
+    def command(self, name: str, *arguments: object) -> Command:
+        self.started.append(Command(self.folder, name, *arguments))
+        return self.started[-1]
+
+    def serve(self, name: str, *arguments: object) -> Command:
+        return self.command(
+            name, "serve", *arguments, "--port", self.port, "--clients", 3, "--timeout", 6, "--patience", LONG,
+            "--certs", "certs",
+        )  # fmt: skip
+
+    def join(self, client: str, log: str | None = None, certs: str | None = None) -> Command:
+        folder = certs if certs is not None else f"certs/clients/{client}"
+        return self.command(
+            log or f"client-{client}", "join", "--server", f"127.0.0.1:{self.port}", "--name", client,
+            "--data", "run.toml", "--certs", folder,
+        )  # fmt: skip
+
+    @property
+    def round(self) -> int:
+        """The last round that is written down."""
+        try:
+            with open(self.folder / "run" / "metrics.csv", newline="") as file:
+                return max((int(row["round"]) for row in csv.DictReader(file)), default=0)
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def events(self) -> list[dict[str, object]]:
+        lines = (self.folder / "run" / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def lost(self, client: str) -> bool:
+        return any(event["event"] == "failure" and event["client"] == client for event in self.events())
+
+    def goes_on(self, rounds: int = 2) -> None:
+        now = self.round
+        until(lambda: self.round >= now + rounds, f"round {now + rounds}")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    for command in made.started:
+        command.stop()
+
+
+def test_a_run_survives_what_happens_to_it(scene: Scene) -> None:
+    server = scene.serve("server", "--config", "run.toml", "--out", "run")
+    clients = {name: scene.join(name) for name in ("0", "1", "2")}
+
+    # strangers: a CA that the client does not know, and a key that the server does not know
+    assert "is not the server that the CA in" in scene.join("5", "other-ca", "strangers/clients/5").ends(2)
+    mixed = scene.folder / "mixed"
+    mixed.mkdir()
+    (mixed / "ca.pem").write_bytes((scene.folder / "certs/ca.pem").read_bytes())
+    (mixed / "node.key").write_bytes((scene.folder / "strangers/clients/5/node.key").read_bytes())
+    assert "turned this client away: it does not accept this key" in scene.join("5", "other-key", "mixed").ends(2)
+    (mixed / "node.key").unlink()
+    assert "it does not accept clients without a key" in scene.join("5", "no-key", "mixed").ends(2)
+    assert "turned away: 127.0.0.1" in (scene.folder / "run" / "superlink.log").read_text()
+
+    # a client killed in the middle: the run goes on without it
+    until(lambda: scene.round >= 2, "round 2")
+    clients["2"].signal(signal.SIGKILL)
+    until(lambda: scene.lost("2"), "the loss of client 2")
+    scene.goes_on()
+
+    # it comes back under its name, one that is new joins late, and gets its cluster
+    scene.join("2", "client-2-again")
+    scene.join("3")
+    server.says("3 joins in round")
+    scene.goes_on()
+
+    # a frozen client is gone on without, and taken back when it thaws
+    clients["1"].signal(signal.SIGSTOP)
+    until(lambda: scene.lost("1"), "the loss of client 1")
+    scene.goes_on()
+    clients["1"].signal(signal.SIGCONT)
+
+    # the server's disk is full: one sentence, and the checkpoint before is whole
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2000, 2000))
+    assert "what was saved before is intact: make room, then coterie serve --resume run" in server.ends(2)
+
+    # the server is killed at once, without a word, and started again
+    server = scene.serve("server-again", "--resume", "run")
+    server.says("going on from round")
+    scene.goes_on()
+    reached = scene.round
+    server.signal(signal.SIGKILL)
+    server.process.wait()
+    server = scene.serve("server-at-last", "--resume", "run", "--rounds", reached + 5)
+    server.says("going on from round")
+    said = server.text.partition("going on from round ")[2]
+    assert int(said.split()[0]) >= reached - 3  # nothing but the rounds since the last checkpoint
+    server.ends(0)
+
+    result = json.loads((scene.folder / "run" / "result.json").read_text())
+    assert result["rounds"] == reached + 5
+    assert result["clients"] == 4
+    assert sorted(result["client_ids"]) == ["0", "1", "2", "3"]
+    assert len(result["clusters"]) == 4
+    assert result["truth"] is None
+    assert result["engine"] == "Flower"
+    assert (scene.folder / "run" / "report.html").is_file()
+    for client in ("0", "1", "3"):
+        assert "the run is over" in next(c for c in scene.started if c.log.stem == f"client-{client}").ends(0)
