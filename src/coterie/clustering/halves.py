@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.clustering.ward import Floats, Ints, Tree, ward
+from coterie.clustering.ward import Floats, Ints, ward
 from coterie.rng import rng
 
 Bits = NDArray[np.uint8]
@@ -27,38 +27,76 @@ _DIVISIONS = 5
 _MOST_TESTED = 300
 """Nodes with more members are judged by so many of them, drawn at random."""
 _LEAST_TESTED = 4
+_POWERS = 40
 _MARGIN = 1.3
 """How far the distance of two parts must exceed the difference of their variances: pure noise is at 1."""
 
 
-def groups_by_halves(tree: Tree, bits: Bits, classes: int) -> tuple[Ints, list[float]]:
-    """The cluster of every row, and the score of every node that was looked at, from the root down."""
-    found, scores = [], []
-    waiting = [tree.root]
+def groups_by_halves(bits: Bits, classes: int) -> tuple[Ints, list[float]]:
+    """The group of every row, and the score of every set of rows that was looked at, from all of them down."""
+    found: list[Ints] = []
+    scores: list[float] = []
+    waiting = [np.arange(len(bits))]
     while waiting:
-        node = waiting.pop(0)
-        members = tree.members(node)
-        score = split_score(bits[members], classes) if len(members) >= _LEAST_TESTED else 0.0
-        scores.append(score)
-        if score > THRESHOLD:
-            waiting += tree.children(node)
+        members = waiting.pop(0)
+        scores.append(split_score(bits[members], classes) if len(members) >= _LEAST_TESTED else 0.0)
+        first = _in_two(bits[members]) if scores[-1] > THRESHOLD else np.zeros(len(members), bool)
+        if first.any() and not first.all():
+            waiting += [members[first], members[~first]]
         else:
-            found.append(node)
-    return settled(bits, tree.labels(found)), scores
+            found.append(members)
+    labels = np.zeros(len(bits), np.int64)
+    for number, members in enumerate(sorted(found, key=lambda each: int(each[0]))):
+        labels[members] = number
+    return settled(bits, labels), scores
 
 
 def split_score(bits: Bits, classes: int) -> float:
     """How surely the rows are more than one group, as a standard score."""
-    if len(bits) > _MOST_TESTED:
-        bits = bits[np.sort(rng(0, "tested members").choice(len(bits), _MOST_TESTED, replace=False))]
+    bits = bits[_some(len(bits))]
     scores = []
     for half in _divisions(classes, bits.shape[1]):
         parts = bits[:, half], bits[:, ~half]
         for seen, hidden in (parts, parts[::-1]):
-            scores.append(_difference(hidden.astype(np.float64), ward(seen).cut(2) == 0))
+            scores.append(_difference(hidden.astype(np.float64), _in_two(seen)))
     # where a division hides what tells the parts apart, it says nothing against them; the two directions of a division
     # are nearly independent, the divisions are not
     return float(np.mean(np.maximum(scores, 0)) * np.sqrt(2))
+
+
+def _some(rows: int) -> Ints:
+    """All rows, or of very many some, drawn at random."""
+    if rows <= _MOST_TESTED:
+        return np.arange(rows)
+    return np.sort(rng(0, "tested members").choice(rows, _MOST_TESTED, replace=False))
+
+
+def _in_two(bits: Bits) -> NDArray[np.bool_]:
+    """The best cut in two that is found from Ward's last merge and from the direction of largest variance."""
+    some = bits[_some(len(bits))]
+    x = some.astype(np.float64)
+    x -= x.mean(0)
+    starts = [ward(some).cut(2), (_principal(x @ x.T) > 0).astype(np.int64)]
+    cuts = [settled(some, start) for start in starts if start.any() and not start.all()]
+    if not cuts:
+        return np.zeros(len(bits), bool)
+    # centred, the sum of squares between the parts is that of their means
+    best = max(cuts, key=lambda cut: float(sum((x[cut == side].sum(0) ** 2).sum() / (cut == side).sum() for side in (0, 1))))
+    means = np.stack([some[best == side].mean(0) for side in (0, 1)])
+    nearest = ((means**2).sum(1)[None] - 2 * bits.astype(np.float64) @ means.T).argmin(1)
+    return np.asarray((best if len(some) == len(bits) else nearest) == 0)
+
+
+def _principal(gram: Floats) -> Floats:
+    """The first eigenvector, by powers of the matrix."""
+    vector = rng(0, "principal").normal(size=len(gram))
+    for _ in range(_POWERS):
+        vector = gram @ vector
+        length = float(np.linalg.norm(vector))
+        if length == 0:
+            break
+        vector = vector / length
+    return vector
 
 
 def _divisions(classes: int, length: int) -> Iterator[NDArray[np.bool_]]:

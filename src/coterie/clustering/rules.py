@@ -73,7 +73,7 @@ def choose(bits: Bits, classes: int, rule: str = "halves", *, min_size: int = 0,
 
 
 def _halves(request: Request) -> tuple[Ints, dict[int, float]]:
-    labels, scores = groups_by_halves(request.tree, request.bits, request.classes)
+    labels, scores = groups_by_halves(request.bits, request.classes)
     return labels, dict(enumerate(scores, 1))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
 from coterie.errors import CoterieError, Unfinished
 
 _ALIGNMENT = 64
+_TOO_SHORT_TO_SHARE, _WORTH_SHARING = 0.0005, 0.001  # seconds a client; apart, so that noise does not flip the choice
 Note = Callable[[str], None]
 
 
@@ -39,18 +41,32 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """Jobs in threads of this process (one: in the calling thread)."""
+    """Jobs in threads of this process; in the calling thread where there is one worker, or where clients are tiny.
+
+    Threads that meet at the interpreter's lock many times a millisecond are slower than one, so work that takes less
+    than a fraction of a millisecond a client is not shared out.
+    """
 
     def __init__(self, setting: Setting, workers: int) -> None:
         self._setting = setting
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+        self._alone: set[str] = set()  # client functions that proved too short to share out
 
     def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
         """Perform all jobs."""
-        if self._pool is None:
-            return [perform(self._setting, job, message) for job in jobs]
-        futures = [self._pool.submit(perform, self._setting, job, message) for job in jobs]
-        return [future.result() for future in futures]
+        start = time.perf_counter()
+        action = jobs[0].action if jobs else ""
+        if self._pool is None or action in self._alone:
+            outcomes = [perform(self._setting, job, message) for job in jobs]
+        else:
+            futures = [self._pool.submit(perform, self._setting, job, message) for job in jobs]
+            outcomes = [future.result() for future in futures]
+        pace = (time.perf_counter() - start) / max(1, sum(len(job.ids) for job in jobs))
+        if pace < _TOO_SHORT_TO_SHARE:
+            self._alone.add(action)
+        elif pace > _WORTH_SHARING:
+            self._alone.discard(action)
+        return outcomes
 
     def close(self) -> None:
         """Let the threads go."""

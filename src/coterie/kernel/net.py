@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -215,14 +215,17 @@ class Net:
         if problem:
             raise CoterieError(problem)
 
-    def _network(self, loss: Loss) -> tuple[NetworkCall, ctypes.Array[LayerRecord]]:
-        layers = array_of(
+    @cached_property
+    def _records(self) -> ctypes.Array[LayerRecord]:
+        return array_of(
             [
                 LayerRecord(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias)
                 for layer in self.layers
             ]
         )
-        return NetworkCall(layers, len(layers), *self.maps, _LOSSES[loss]), layers
+
+    def _network(self, loss: Loss) -> tuple[NetworkCall, ctypes.Array[LayerRecord]]:
+        return NetworkCall(self._records, len(self._records), *self.maps, _LOSSES[loss]), self._records
 
     def _check_models(self, weights: Tensor, dtype: torch.dtype) -> int:
         models = int(weights.shape[0]) if weights.dim() == 2 else 0
@@ -305,6 +308,7 @@ def _check_hyper(
         raise CoterieError(f"betas must be from 0 to below 1, not {betas}.")
 
 
+@lru_cache(maxsize=32)
 def _per_channel(
     channels: int, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
