@@ -288,6 +288,14 @@ def _subject(config: RunConfig) -> str:
 
 def main() -> None:
     """The entry point: bad input is one sentence on stderr and exit code 2."""
+    try:
+        _main()
+    except SystemExit as end:
+        cli_deploy.leave(end)
+        raise
+
+
+def _main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     from coterie.run import Interrupted
 

@@ -64,6 +64,7 @@ def test_a_margin_keeps_clients_that_would_gain_little() -> None:
     shares, present = torch.ones(3, 1), torch.tensor([0, 0, 1])
     assert nearest(distances, shares, present).tolist() == [1, 1, 0]
     assert nearest(distances, shares, present, margin=0.1).tolist() == [0, 1, 1]
+    assert nearest(distances, shares, torch.full((3,), -1), margin=0.1).tolist() == [1, 1, 0]
 
 
 def test_a_model_that_overflows_is_as_far_as_can_be() -> None:

@@ -1,4 +1,4 @@
-"""Peers in processes of their own, with mTLS: killed, frozen, late, and without their seed; and a first look at eight."""
+"""Peers in processes of their own, with mTLS: killed, frozen, late, without their seed; and a first look at four."""
 
 from __future__ import annotations
 

@@ -76,8 +76,16 @@ def run_peer(
             dtype=DTYPES[agreement.dtype],
             use_kernel=agreement.use_kernel,
         )
-        fed = PeerFederation(name, task, population, config.seed, swarm)
-        result = run_with(
+        fed = PeerFederation(
+            name,
+            task,
+            population,
+            config.seed,
+            swarm,
+            at_end=lambda: _linger(swarm, config.rounds, options.pace),
+            last=config.rounds - 1,
+        )
+        return run_with(
             fed,
             OnePeer(method=wanted, swarm=swarm, pace=options.pace, note=watcher.note),
             folder,
@@ -88,8 +96,6 @@ def run_peer(
             checkpoint_seconds=config.checkpoint_seconds,
             resume=resume,
         )
-        _linger(swarm, config.rounds, options.pace)
-        return result
     finally:
         swarm.close()
 

@@ -162,13 +162,24 @@ class OnePeer(ServerMethod[PeerState]):
 class PeerFederation:
     """The federation of one that a peer is to the loop over rounds."""
 
-    def __init__(self, name: ClientId, task: Task, data: Population, seed: int, swarm: Swarm) -> None:
+    def __init__(
+        self,
+        name: ClientId,
+        task: Task,
+        data: Population,
+        seed: int,
+        swarm: Swarm,
+        *,
+        at_end: Callable[[], None],
+        last: int,
+    ) -> None:
         self.name, self.task, self.data, self.seed, self.round = name, task, data, seed, 0
         self.ledger = Ledger()
         self.failures: list[tuple[int, ClientId, Failure]] = []
         self.memory: dict[ClientId, Memory] = {}
         self.given_up: dict[ClientId, int] = {}
         self._swarm, self._counted = swarm, (0, 0)
+        self._at_end, self._last, self._begun = at_end, last, False
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -187,7 +198,7 @@ class PeerFederation:
 
     def begin(self, round: int) -> tuple[ClientId, ...]:
         """A round begins; nobody joins a single peer."""
-        self.round = round
+        self.round, self._begun = round, True
         return ()
 
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
@@ -223,6 +234,8 @@ class PeerFederation:
 
     def commit(self) -> None:
         """Book what was sent and received: all that crossed, whenever it did."""
+        if self._begun and self.round == self._last:
+            self._at_end()
         sent, received = self._swarm.sent, self._swarm.received
         self.ledger.up["train"] += sent - self._counted[0]
         self.ledger.down["train"] += received - self._counted[1]

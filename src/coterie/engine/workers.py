@@ -18,14 +18,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import torch
-import torch.multiprocessing  # registers how tensors in shared memory are handed over
 from torch import Tensor
 
 from coterie import wire
 from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
+from coterie.engine.parcels import Arena, Parcel
 from coterie.errors import CoterieError, Unfinished
 
-_ALIGNMENT = 64
 _TOO_SHORT_TO_SHARE, _WORTH_SHARING = 0.0005, 0.001  # seconds a client; apart, so that noise does not flip the choice
 Note = Callable[[str], None]
 
@@ -75,38 +74,19 @@ class ThreadWorkers:
 
 
 @dataclass(frozen=True)
-class _Parcel:
-    """Any object, its tensors in one block of shared memory."""
+class _Arenas:
+    """Shared memory of one worker: the message of the round (one for all), what its clients keep, its answers."""
 
-    kind: Any
-    skeleton: Any
-    index: tuple[tuple[str, torch.dtype, tuple[int, ...], int, int], ...]
-    block: Tensor
-    common: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, kind: Any, skeleton: Any, tensors: dict[str, Tensor], common: tuple[str, ...] = ()) -> _Parcel:
-        index, end = [], 0
-        for name, tensor in tensors.items():
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = start + tensor.numel() * tensor.element_size()
-            index.append((name, tensor.dtype, tuple(tensor.shape), start, end))
-        block = torch.empty(max(end, 1), dtype=torch.uint8).share_memory_()
-        for (_, dtype, shape, start, end), tensor in zip(index, tensors.values(), strict=True):
-            block[start:end].view(dtype).view(shape).copy_(tensor)
-        return cls(kind, skeleton, tuple(index), block, common)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: self.block[a:b].view(dtype).view(shape) for name, dtype, shape, a, b in self.index}
-
-    def letter(self) -> Letter:
-        return Letter(self.kind, self.skeleton, self.tensors(), self.common)
+    message: Arena
+    memory: Arena
+    answer: Arena
 
 
 @dataclass
 class _Process:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
+    arenas: _Arenas
     job: int | None = None
 
 
@@ -117,28 +97,30 @@ class ProcessWorkers:
         self._setting, self._note = setting, note
         self._replaced = False
         self._crew: list[_Process] = []
+        self._message = Arena()
         # the first optimiser imports hundreds of modules, which takes seconds: once here, not in every worker
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         for _ in range(workers):
-            self._crew.append(self._start())
+            self._crew.append(self._start(_Arenas(self._message, Arena(), Arena())))
 
     @property
     def pids(self) -> list[int]:
         """The process ids, for whoever wants to look at (or kill) a worker."""
         return [worker.process.pid or 0 for worker in self._crew]
 
-    def _start(self) -> _Process:
+    def _start(self, arenas: _Arenas) -> _Process:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         inherited = [ours, *(worker.pipe for worker in self._crew)]
-        process = context.Process(target=_serve, args=(self._setting, theirs, inherited), daemon=True)
+        process = context.Process(target=_serve, args=(self._setting, theirs, inherited, arenas), daemon=True)
         process.start()
         theirs.close()
-        return _Process(process, ours)
+        return _Process(process, ours, arenas)
 
     def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
         """Perform all jobs, each by the next worker that is free."""
-        sent = _Parcel.of(message.kind, message.skeleton, message.tensors, message.common)
+        self._message.clear()
+        sent = Parcel.of(self._message, message.kind, message.skeleton, message.tensors, message.common)
         waiting = list(range(len(jobs)))[::-1]
         outcomes: dict[int, Outcome] = {}
         while len(outcomes) < len(jobs):
@@ -157,12 +139,12 @@ class ProcessWorkers:
                     waiting.append(number)
                     continue
                 worker.job = None
-                outcomes[number] = _read(answer)
+                outcomes[number] = _read(answer, worker.arenas.answer)
         return [outcomes[number] for number in range(len(jobs))]
 
-    def _send(self, worker: _Process, job: Job, sent: _Parcel) -> None:
-        skeleton, tensors = wire.pack(job.memory)
-        memory = _Parcel.of(None, skeleton, tensors)
+    def _send(self, worker: _Process, job: Job, sent: Parcel) -> None:
+        worker.arenas.memory.clear()
+        memory = Parcel.of(worker.arenas.memory, None, *wire.pack(job.memory))
         try:
             worker.pipe.send((job.action, job.round, job.ids, job.rows, memory, sent))
         except (BrokenPipeError, ConnectionError):
@@ -179,7 +161,7 @@ class ProcessWorkers:
         self._note(f"{text}; it has been replaced and its work is done again")
         dead.pipe.close()
         self._crew.remove(dead)
-        self._crew.append(self._start())
+        self._crew.append(self._start(dead.arenas))
 
     def close(self) -> None:
         """Let the processes go."""
@@ -191,7 +173,7 @@ class ProcessWorkers:
                 worker.process.kill()
 
 
-def _serve(setting: Setting, pipe: Connection, inherited: list[Connection]) -> None:
+def _serve(setting: Setting, pipe: Connection, inherited: list[Connection], arenas: _Arenas) -> None:
     """A worker's life: take a job, perform it, answer, until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in inherited:  # or the end of the parent would go unnoticed
@@ -203,12 +185,14 @@ def _serve(setting: Setting, pipe: Connection, inherited: list[Connection]) -> N
         except (EOFError, ConnectionError):
             os._exit(0)
         try:
-            kept = wire.unpack(tuple[dict[str, Tensor | dict[str, Tensor]], ...], memory.skeleton, memory.tensors())
-            outcome = perform(setting, Job(action, number, ids, rows, kept), sent.letter())
+            kind = tuple[dict[str, Tensor | dict[str, Tensor]], ...]
+            kept = wire.unpack(kind, memory.skeleton, memory.tensors(arenas.memory))
+            outcome = perform(setting, Job(action, number, ids, rows, kept), sent.letter(arenas.message))
             reply = outcome.reply
+            arenas.answer.clear()
             answer: object = (
-                _Parcel.of(reply.kind, reply.skeleton, reply.tensors),
-                _Parcel.of(None, *wire.pack(outcome.kept)),
+                Parcel.of(arenas.answer, reply.kind, reply.skeleton, reply.tensors),
+                Parcel.of(arenas.answer, None, *wire.pack(outcome.kept)),
             )
         except CoterieError as error:
             answer = error
@@ -220,11 +204,12 @@ def _serve(setting: Setting, pipe: Connection, inherited: list[Connection]) -> N
             os._exit(0)
 
 
-def _read(answer: Any) -> Outcome:
+def _read(answer: Any, arena: Arena) -> Outcome:
     if isinstance(answer, CoterieError):
         raise answer
     if isinstance(answer, str):
         raise RuntimeError(f"A client function failed in a worker:\n{answer}")
     reply, kept = answer
-    memory = wire.unpack(dict[str, Tensor | dict[str, Tensor]], kept.skeleton, kept.tensors())
-    return Outcome(reply.letter(), memory)
+    found = kept.letter(arena, copy=True)
+    memory = wire.unpack(dict[str, Tensor | dict[str, Tensor]], found.skeleton, found.tensors)
+    return Outcome(reply.letter(arena, copy=True), memory)

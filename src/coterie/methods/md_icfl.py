@@ -78,7 +78,7 @@ class Introduction:
 
 @dataclass(frozen=True)
 class ClassDistances:
-    """The secondary communication: d_ij^k of one client to every cluster, [K, C], and the cluster it is in."""
+    """The secondary communication: d_ij^k of one client to every cluster, [K, C], and the cluster it is in (-1: none)."""
 
     distances: Tensor
     present: Tensor
@@ -113,9 +113,7 @@ class MDICFL(ServerMethod[Distanced]):
     )
     patience: int = field(default=10, metadata={"help": "rounds after which the seeding takes what it has"})
     hold: int = field(default=3, metadata={"help": "rounds for which seeded clusters are kept before distances count"})
-    margin: float = field(
-        default=0.1, metadata={"help": "a client moves to a cluster that is nearer by this share (paper: 0)"}
-    )
+    margin: float = field(default=0.4, metadata={"help": "seeded clients move only to a cluster nearer by this share"})
     per_class: int = field(default=10, metadata={"help": "samples per class and cluster (M; paper: 30)"})
     steps: int = field(default=100, metadata={"help": "Adam steps of the back-search from noise"})
     warm_steps: int = field(
@@ -146,8 +144,8 @@ class MDICFL(ServerMethod[Distanced]):
     state_type: ClassVar[type[Distanced]] = Distanced
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
-            "start": "independent", "seeding": "none", "margin": 0.0, "per_class": 30, "warm_steps": 0,
-            "generator_warm_steps": 0, "prior_mean": 0.5, "weighting": "equal", "lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 2,
+            "start": "independent", "seeding": "none", "per_class": 30, "warm_steps": 0, "generator_warm_steps": 0,
+            "prior_mean": 0.5, "weighting": "equal", "lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 2,
         },
     }  # fmt: skip
 
@@ -244,9 +242,7 @@ class MDICFL(ServerMethod[Distanced]):
         if made is not None:
             judged = [place for place, client in enumerate(replies.ids) if client in set(undecided)]
             readings = read_samples(fed.task, trained, state.models, made.samples)
-            chosen |= self._nearest(
-                state, fed, {replies.ids[i]: before[replies.ids[i]] for i in judged}, readings.distances[judged]
-            )
+            chosen |= self._nearest(state, fed, [replies.ids[i] for i in judged], readings.distances[judged])
             outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
             state = replace(state, samples=made.samples, generators=made.generators, outputs=outputs)
             log["sample_loss"] = sample_loss(fed.task, state.models, made.samples)
@@ -309,12 +305,14 @@ class MDICFL(ServerMethod[Distanced]):
         return torch.stack([torch.stack(mine).mean(0) if mine else everyone.mean(0) for mine in rows])
 
     def _nearest(
-        self, state: Distanced, fed: Federation, before: Mapping[ClientId, int], distances: Tensor
+        self, state: Distanced, fed: Federation, ids: Sequence[ClientId], distances: Tensor
     ) -> dict[ClientId, int]:
         """Lines 9-10: by the server (weak privacy), or by the clients, who alone know p_i(y) (strong privacy)."""
-        if not before:
+        if not ids:
             return {}
-        ids, present = list(before), torch.tensor(list(before.values()))
+        # a random first cluster deserves no loyalty
+        loyal = state.cluster if self.seeding != "none" else {}
+        present = torch.tensor([loyal.get(client, -1) for client in ids])
         if self.privacy == "weak":
             found = nearest(distances, self._shares(state, fed.task, ids), present, self.margin).tolist()
             return dict(zip(ids, found, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def _turned(samples: Samples, g: np.random.Generator, shares: np.ndarray[Any, An
     "fedcg-mixed", "clients whose images come in four rotations, mixed: FedCG per image", minutes=6, seeds=(0, 1, 2)
 )
 def mixed(out: Path, seeds: Sequence[int], note: Note) -> str:
-    """Fashion-MNIST at 14 x 14, 40 clients and 20 unseen ones, 60 rounds of 10."""
+    """Fashion-MNIST at 14 x 14, 40 clients and 20 unseen ones, 40 rounds of 10."""
     methods: dict[str, ServerMethod[Any]] = {
         "FedAvg, rate 0.1": FedAvg(**_TRAINING),
         "FedAvg, rate 0.2": FedAvg(**{**_TRAINING, "lr": 0.2}),
@@ -69,7 +68,7 @@ def mixed(out: Path, seeds: Sequence[int], note: Note) -> str:
         whole = build("rotated-fashion", seed=seed, groups=1, clients=40, unseen=20, image_size=14)
         return mixed_clients(whole, whole.ids, whole.unseen_ids, seed)
 
-    return _table(out, seeds, note, methods, {"": population}, rounds=60)
+    return _table(out, seeds, note, methods, {"": population}, rounds=40)
 
 
 @experiment(
@@ -153,7 +152,7 @@ def _accuracy(folder: Path, method: ServerMethod[Any], population: Any, rounds: 
         model = partial(build_model, "digits-cnn", tuple(whole.shape), whole.classes)
         begun = (folder / "config.toml").is_file()
         run(
-            replace(method),
+            method,
             whole,
             model,
             rounds=rounds,
