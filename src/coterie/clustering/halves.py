@@ -24,7 +24,7 @@ THRESHOLD = 4.5
 """Scores above this split a node."""
 _DIVISIONS = 5
 """Ways to halve the classes that are tried at each node; their scores are averaged."""
-_MOST_TESTED = 300
+_MOST_TESTED = 200
 """Nodes with more members are judged by so many of them, drawn at random."""
 _LEAST_TESTED = 4
 _POWERS = 40

@@ -39,13 +39,15 @@ class CFL(ServerMethod[Branches]):
 
     eps1: float = field(default=0.4, metadata={"help": "split below this length of the mean update"})
     eps2: float = field(
-        default=0.8, metadata={"help": "split above this length of the longest update (paper's demo: 1.6)"}
+        default=1.2, metadata={"help": "split above this length of the longest update (paper's demo: 1.6)"}
     )
     thresholds: Literal["relative", "absolute"] = field(
-        default="relative", metadata={"help": "eps in units of a client's mean update length in round one, or as they are"}
+        default="relative",
+        metadata={"help": "eps in units of a client's mean update length in round one, or as they are"},
     )
     cross: float = field(
-        default=0.1, metadata={"help": "largest cosine across the halves of a split (the paper's gamma test; 1: no test)"}
+        default=0.1,
+        metadata={"help": "largest cosine across the halves of a split (the paper's gamma test; 1: no test)"},
     )
     first_split: int = field(default=5, metadata={"help": "rounds before the first split (paper's demo: 20)"})
     least: int = field(default=3, metadata={"help": "clients a cluster needs to be split"})

@@ -45,7 +45,7 @@ from coterie.task import Task
 _COMMON = ("model", "teacher", "student")
 _AT_ONCE = 32
 """So many clients' second moments are held by the server together."""
-_UNEVEN = 2.5
+UNEVEN = 2.5
 """Clients whose means scatter more than this many times what chance explains mix several domains."""
 
 
@@ -217,7 +217,7 @@ class FedCG(ServerMethod[Domains]):
         if moments is None:
             return state
         found = find_domains(moments, self.domains, _seed(fed), self.ridge)
-        pooled = found.unevenness <= _UNEVEN if self.routing == "auto" else state.pooled
+        pooled = found.unevenness <= UNEVEN if self.routing == "auto" else state.pooled
         return replace(state, student=found.student, pooled=pooled, history={"unevenness": [found.unevenness]})
 
     @on_client
@@ -257,7 +257,7 @@ class FedCG(ServerMethod[Domains]):
         replies = fed.ask(self.train, ids, each=self._message(state, fed, ids), common=_COMMON)
         if replies.value is None:
             return state, {}
-        counts = replies.value.counts.sum(0)
+        counts = replies.value.counts.sum(0).double()
         model = self._averaged(replies.value, state.model)
         if self.graph == "distance":
             theta = torch.cat([model[name].double() for name in model if name.endswith(".residual")], dim=1)
@@ -273,7 +273,7 @@ class FedCG(ServerMethod[Domains]):
             model=model,
             student=student,
             teacher=student if renewed and self.find == "classifier" else state.teacher,
-            samples=counts.double().tolist(),
+            samples=counts.tolist(),
             history={**state.history, **history},
         )
         return after, log

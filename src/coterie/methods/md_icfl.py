@@ -78,7 +78,7 @@ class Introduction:
 
 @dataclass(frozen=True)
 class ClassDistances:
-    """The secondary communication: d_ij^k of one client to every cluster, [K, C], and the cluster it is in (-1: none)."""
+    """The secondary communication: d_ij^k of a client to every cluster, [K, C], and the cluster it is in (-1: none)."""
 
     distances: Tensor
     present: Tensor

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
 
+from coterie.clustering.domains import Moments, features_of, find_domains, pool, posterior
 from coterie.data import LazyPopulation, build
 from coterie.data.own import OwnPopulation
 from coterie.data.samples import ClientData, ClientId, Population, Samples
 from coterie.methods.base import ServerMethod
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.fedcg import FedCG
+from coterie.methods.fedcg import UNEVEN, FedCG
 from coterie.methods.oracle import Oracle
 from coterie.models import build_model
 from coterie.reproduce.registry import experiment
@@ -64,11 +67,7 @@ def mixed(out: Path, seeds: Sequence[int], note: Note) -> str:
         "FedCG, the true turn of every image": FedCG(**_TRAINING, find="metadata"),
     }
 
-    def population(seed: int) -> OwnPopulation:
-        whole = build("rotated-fashion", seed=seed, groups=1, clients=40, unseen=20, image_size=14)
-        return mixed_clients(whole, whole.ids, whole.unseen_ids, seed)
-
-    return _table(out, seeds, note, methods, {"": population}, rounds=40)
+    return _table(out, seeds, note, methods, {"": _mixed_fashion}, rounds=40)
 
 
 @experiment(
@@ -166,3 +165,71 @@ def _accuracy(folder: Path, method: ServerMethod[Any], population: Any, rounds: 
 
 def _plain(text: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in text.strip())
+
+
+@experiment(
+    "fedcg-domains",
+    "how well domains are found, and whether clients mix them, on seven kinds of clients",
+    minutes=3,
+    seeds=(0, 1, 2),
+)
+def found_domains(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """k-means on clients' mean features and the ridge student, without any training of a network."""
+    few: dict[str, Any] = {"clients": 40, "unseen": 20}
+    kinds: dict[str, Any] = {
+        "rotated-digits": partial(build, "rotated-digits", **few),
+        "rotated-fashion, 14 x 14": partial(build, "rotated-fashion", image_size=14, **few),
+        "rotated-cifar10": partial(build, "rotated-cifar10", **few),
+        "pacs, 32 x 32": partial(build, "pacs", image_size=32, **few),
+        "multi-source-digits": partial(build, "multi-source-digits", samples=200, **few),
+        "rotated-fashion, clients mixed": _mixed_fashion,
+        "mnist-writers (no domains)": partial(build, "mnist-writers", image_size=14, clients=150, unseen=20),
+    }
+    method, rows = FedCG(), []
+    for label, population in kinds.items():
+        found = [_found(population(seed=seed), method, seed) for seed in seeds]
+        note(f"{label}: {found}")
+        columns = zip(*found, strict=True)
+        rows.append([label, *("–" if None in column else spread(column, 2) for column in columns)])
+    head = ["clients", "ARI of clients", "unseen images right", "unseen clients right, pooled", "unevenness", "routing"]
+    text = markdown(head, [[*row, "per image" if float(row[4].split()[0]) > UNEVEN else "pooled"] for row in rows])
+    (out / "table.md").write_text(text)
+    return text
+
+
+def _mixed_fashion(seed: int) -> OwnPopulation:
+    whole = build("rotated-fashion", seed=seed, groups=1, clients=40, unseen=20, image_size=14)
+    return mixed_clients(whole, whole.ids, whole.unseen_ids, seed)
+
+
+def _found(
+    population: LazyPopulation | OwnPopulation, method: FedCG, seed: int
+) -> tuple[float | None, float | None, float | None, float]:
+    """ARI over clients, right images and right clients among the unseen ones (None without truth), unevenness."""
+
+    def features(samples: Samples) -> Tensor:
+        return features_of(population.normalise(samples.x, torch.float32), seed, method.features)
+
+    own = [features(population.client(client).train) for client in population.ids]
+    products = torch.stack([each.T @ each for each in own])
+    sizes = torch.tensor([float(len(each)) for each in own])
+    moments = Moments.of(torch.stack([each.sum(0) for each in own]), products, sizes)
+    result = find_domains(moments, method.domains, seed, method.ridge)
+    truth = [population.group(client) for client in population.ids]
+    if None in truth:
+        return None, None, None, result.unevenness
+    ari = float(adjusted_rand_score(truth, result.labels))
+    name = {
+        d: _most([t for t, label in zip(truth, result.labels.tolist(), strict=True) if label == d]) for d in range(4)
+    }
+    images, clients = [], []
+    for client in population.unseen_ids:
+        told = posterior(result.student, features(population.client(client).test))
+        right = population.group(client)
+        images += [name[d] == right for d in told.argmax(1).tolist()]
+        clients.append(name[int(pool(told)[0].argmax())] == right)
+    return ari, float(np.mean(images)), float(np.mean(clients)), result.unevenness
+
+
+def _most(values: Sequence[int | None]) -> int | None:
+    return max(set(values), key=values.count) if values else None

@@ -1,0 +1,243 @@
+"""The parts of a deployment one by one: certificates, the door-keeper, the transport, the commands' sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+
+import coterie.engine.flower_app
+from coterie.config import from_tables
+from coterie.data.own import OwnPopulation
+from coterie.engine.agreement import agree
+from coterie.engine.certificates import make_certificates
+from coterie.engine.deploy import ServeOptions, serve
+from coterie.engine.device import Device, client_data
+from coterie.engine.flower import FlowerTransport, answer, content_of, opened
+from coterie.engine.flower_client import Security
+from coterie.engine.flower_link import DoorKeeper
+from coterie.engine.orders import Hello, Order, pooled
+from coterie.engine.superlink import ServerSecurity
+from coterie.errors import CoterieError
+from coterie.federation import Failure
+from coterie.wire import WireError
+
+from ..conftest import Command
+from ..tiny import made
+from .wiring import agreement, devices
+
+HELLO = Hello("a", (1, 8, 8), 10, "uint8", 10, (0.5,), (0.3,))
+
+
+def test_certificates_are_for_their_owners_and_chain_to_their_ca(tmp_path: Path) -> None:
+    new = make_certificates(tmp_path, ["a", "b"], ["127.0.0.1", "localhost"])
+    assert len(new) == 4 + 2 * 5
+    keys = [path for path in new if path.suffix == ".key"]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    more = make_certificates(tmp_path, ["c"], ["127.0.0.1"])
+    assert {path.relative_to(tmp_path).parts[0] for path in more} == {"clients", "keys"}
+    assert sorted(ServerSecurity.of(tmp_path).clients) == ["a", "b", "c"]
+    assert (tmp_path / "clients/c/ca.pem").read_bytes() == (tmp_path / "ca.pem").read_bytes()
+
+
+def test_certificates_refuse_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(CoterieError, match="cannot be a client's name"):
+        make_certificates(tmp_path, ["../a"], [])
+    make_certificates(tmp_path, ["a"], ["127.0.0.1"])
+    with pytest.raises(CoterieError, match="is there already"):
+        make_certificates(tmp_path, ["a"], ["127.0.0.1"])
+    (tmp_path / "ca.key").write_text("rust")
+    with pytest.raises(CoterieError, match="cannot be used"):
+        make_certificates(tmp_path, ["b"], ["127.0.0.1"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CoterieError, match="Cannot write certificates"):
+        make_certificates(tmp_path / "file", [], ["127.0.0.1"])
+    with pytest.raises(CoterieError, match=r"There is no .*ca\.pem; make certificates"):
+        ServerSecurity.of(tmp_path / "nowhere")
+    with pytest.raises(CoterieError, match="cannot be read"):
+        Security(key=tmp_path / "nowhere").keys()
+
+
+def asked(path: str, host: str, length: int = 0) -> tuple[int, list[str]]:
+    """The door-keeper's status and what it said of a request."""
+    said: list[str] = []
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 412 if path.endswith("activate-node") else 200})
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    async def receive() -> Any: ...
+
+    scope = {
+        "type": "http",
+        "path": path,
+        "client": (host, 1),
+        "headers": [(b"content-length", str(length).encode())],
+    }
+    asyncio.run(DoorKeeper(app, 1 << 20, said.append)(scope, receive, send))
+    return sent[0]["status"], said
+
+
+def test_the_door_is_open_to_clients_and_to_this_machine_alone() -> None:
+    assert asked("/v1/fleet/pull-messages", "192.0.2.7") == (200, [])
+    assert asked("/v1/control/start-run", "127.0.0.1") == (200, [])
+    assert asked("/v1/control/start-run", "::1") == (200, [])
+    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"):
+        status, said = asked(path, "192.0.2.7")
+        assert status == 403
+        assert "192.0.2.7 asked for" in said[0]
+    assert asked("/v1/fleet/push-object", "192.0.2.7", 5 << 20)[0] == 413
+    assert "has no key that is known here" in asked("/v1/fleet/activate-node", "192.0.2.7")[1][0]
+
+
+class Grid:
+    """Flower's grid with devices behind it, in this process."""
+
+    def __init__(self, devices: dict[int, Device]) -> None:
+        self.devices, self.replies = devices, dict[str, Message]()
+        self.silent: set[int] = set()
+        self.broken: set[int] = set()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.devices)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names: list[str] = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            name = f"{len(self.replies)}-{node}-{len(names)}"
+            message.metadata.__dict__["_message_id"] = name
+            reply = answer(self.devices[node], message)
+            if node in self.broken:
+                reply = Message(Error(code=3, reason="Node Unavailable"), reply_to=message)
+            if node not in self.silent:
+                self.replies[name] = reply
+            names.append(name)
+        return names
+
+    def pull_messages(self, wanted: Iterable[str]) -> list[Message]:
+        return [self.replies[name] for name in wanted if name in self.replies]
+
+
+@pytest.fixture
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.mark.usefixtures("identity")
+def test_nodes_are_known_by_our_names_and_errors_by_what_they_reply_to(digits: OwnPopulation, tmp_path: Path) -> None:
+    a, b, c = list(devices(digits, tmp_path).values())[:3]
+    heard: list[str] = []
+    grid = Grid({11: a, 12: b, 13: c})
+    names = {11: a.name, 12: b.name, 13: "somebody else"}
+    transport = FlowerTransport(grid, seconds=0.5, names=names, note=heard.append)  # type: ignore[arg-type]
+    assert set(transport.look()) == {a.name, b.name}
+    assert "its key is that of 'somebody else'" in heard[0]
+    order = Order(agreement(made("fedavg"), digits), "train", "aa", 0, 1, 0, each=False)
+    grid.silent, grid.broken = {11}, {12}
+    answers = transport.deliver("train", order, {a.name: b"", b.name: b"", "nobody": b""})
+    assert answers[a.name] == Failure("late", "it did not answer within 0.5 s")
+    assert answers[b.name] == Failure("crashed", "Node Unavailable")
+    assert answers["nobody"] == Failure("lost", "it has left")
+    grid.silent, grid.broken = set(), set()
+    refused = transport.deliver("train", order, {b.name: b""})[b.name]
+    assert isinstance(refused, Failure)
+    assert "safetensors header" in refused.reason
+    assert set(transport.look()) == {a.name, b.name}  # the silent one has said hello again
+
+
+def test_messages_that_are_not_ours_are_refused() -> None:
+    assert opened(content_of("text", b"bytes")) == ("text", b"bytes")
+    assert opened(content_of("text")) == ("text", b"")
+    with pytest.raises(WireError, match="not a message of coterie's"):
+        opened(RecordDict())
+
+
+def test_the_app_folder_is_one_that_flower_takes() -> None:
+    (folder,) = coterie.engine.flower_app.__path__
+    assert len(build_fab_from_disk(Path(folder))) > 500
+
+
+def test_bytes_are_normalised_by_all_clients_together() -> None:
+    both = {"a": HELLO, "b": Hello("b", (1, 8, 8), 10, "uint8", 30, (0.1,), (0.03,))}
+    normalise = pooled(both)
+    assert normalise.mean == pytest.approx((0.2,))
+    assert normalise.std == pytest.approx(((0.0975 - 0.04) ** 0.5,))
+    flat = pooled({"a": Hello("a", (4,), 2, "float32", 10, (0.5,), (0.3,))})
+    assert (flat.mean, flat.std, flat.scale) == ((0.0,), (1.0,), 1.0)
+
+
+def test_clients_must_agree_on_the_form_of_their_data() -> None:
+    own = from_tables({"method": "fedavg", "scenario": {"data": "clinics"}, "model": "digits-mlp"})
+    odd = Hello("b", (1, 9, 9), 10, "uint8", 10, (0.5,), (0.3,))
+    with pytest.raises(CoterieError, match=r"different shapes \(a: \(1, 8, 8\), b: \(1, 9, 9\)\)"):
+        agree(own, {"a": HELLO, "b": odd})
+    with pytest.raises(CoterieError, match="need a model"):
+        agree(from_tables({"method": "fedavg", "scenario": {"data": "clinics"}}), {"a": HELLO})
+    assert agree(own, {"a": HELLO}).classes == 10
+
+
+def test_a_clients_data_are_a_file_or_a_part_of_a_scenario(tmp_path: Path) -> None:
+    x, y = np.zeros((6, 8, 8), np.uint8), np.arange(6)
+    np.savez(tmp_path / "ward.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert client_data(tmp_path / "ward.npz", "ward").ids == ("ward",)
+    (tmp_path / "run.toml").write_text('method = "fedavg"\n[scenario]\nname = "rotated-digits"\nclients = 4\n')
+    assert len(client_data(tmp_path / "run.toml", "3").client("3").train)
+    with pytest.raises(CoterieError, match=r"has no client 'x'; choose a --name among 0, 1, 2, 3"):
+        client_data(tmp_path / "run.toml", "x")
+    with pytest.raises(CoterieError, match="There is no file"):
+        client_data(tmp_path / "nothing.npz", "a")
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"method": "fedavg", "faults": {"dropout": 0.5}}, "leave the table"),
+        ({"method": "gossip"}, "gossip has no server"),
+        ({"method": "fedavg", "scenario": {"name": "nowhere"}}, "There is no scenario 'nowhere'"),
+    ],
+)
+def test_what_a_server_cannot_serve_is_refused(tables: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(CoterieError, match=said):
+        serve(from_tables(tables), tmp_path / "run", ServeOptions(), host="127.0.0.1", port=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_commands_say_what_is_missing(coterie: Command, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('method = "gossip"\n')
+    data = ("--name", "0", "--data", str(config))
+    assert "Give either --config" in coterie("serve").err
+    assert "Give either --config" in coterie("serve", "--config", config, "--resume", tmp_path).err
+    assert "it has no config.toml" in coterie("serve", "--resume", tmp_path).err
+    assert "--server needs HOST:PORT" in coterie("join", "--server", "here", *data).err
+    assert "DIR/clients/0" in coterie("join", "--server", "a:1", *data, "--certs", tmp_path).err
+    assert "--listen needs HOST:PORT" in coterie("peer", "--config", config, *data, "--listen", "here").err
+    assert "--clients and --max-megabytes" in coterie("serve", "--config", config, "--clients", 0).err
+    assert "give at least 2" in coterie("peers", "--local", 1, "--config", config, "--out", tmp_path / "o").err
+    done = coterie("certs", tmp_path / "certs", "--names", "a, b")
+    assert done.code == 0
+    assert "node.key" in done.out
+
+
+def test_a_served_run_is_not_gone_on_with_in_the_simulator(coterie: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('method = "fedavg"\n')
+    (tmp_path / "deployment.json").write_text(json.dumps({}))
+    assert "coterie serve --resume" in coterie("resume", tmp_path).err
