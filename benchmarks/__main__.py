@@ -13,12 +13,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import server, training
+from benchmarks import fedcg_step, peer_methods, server, training, ward
 
 BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "training": training.measure,
     "aggregation": server.aggregation,
     "registered": server.registered,
+    "ward": ward.measure,
+    "peers-overhead": peer_methods.overhead,
+    "peers-scaling": peer_methods.scaling,
+    "fedcg-step": fedcg_step.step_cost,
 }
 
 
@@ -35,13 +39,16 @@ def machine() -> dict[str, object]:
 def main() -> None:
     """Run the chosen benchmarks (all by default) and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(BENCHMARKS), choices=[*BENCHMARKS, []], help="which ones")
+    parser.add_argument("names", nargs="*", help=f"which ones (default: all): {', '.join(BENCHMARKS)}")
     parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), help="where the JSON goes")
     options = parser.parse_args()
     console = Console()
     found: dict[str, object] = {"machine": machine()}
     console.print(found["machine"])
-    for name in options.names:
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
+    for name in options.names or BENCHMARKS:
         rows = BENCHMARKS[name]()
         found[name] = rows
         table = Table(title=name, title_justify="left")

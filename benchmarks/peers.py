@@ -113,10 +113,12 @@ def run(
     )
     try:
         output, errors = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its workers too
+    except BaseException as error:  # too late, or interrupted: its workers must go with it
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise RunFailedError(f"not done after {limit:.0f} s") from None
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RunFailedError(f"not done after {limit:.0f} s") from None
+        raise
     lines = [line for line in output.splitlines() if line.startswith('{"version"')]
     if process.returncode or not lines:
         raise RunFailedError((errors.strip() or output.strip() or "no output").splitlines()[-1])
