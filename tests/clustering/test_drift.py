@@ -53,6 +53,23 @@ def test_several_who_drift_to_an_unknown_group_found_one_cluster() -> None:
         assert np.allclose(found.centroids.sizes, np.bincount(truth))
 
 
+def test_clients_of_one_new_group_meet_again_from_different_clusters() -> None:
+    """The new pattern lies between two known ones, so its clients first go to either of them."""
+    between = PATTERNS.copy()
+    between[3] = np.where(np.arange(LENGTH) % 2, PATTERNS[0], PATTERNS[1])
+    old = np.arange(60) % 3
+    new = old.copy()
+    new[:20] = 3
+    before = noisy(old, 1, 0.15)
+    flips = (rng(2, "flips").random((60, LENGTH)) < 0.15).astype(np.uint8)
+    after = np.where((old == new)[:, None], before, between[new] ^ flips)
+    centres = Centroids.of(before, old)
+    assert len(set(centres.nearest(after[:20]).tolist())) > 1
+    found = follow(centres, old, before, after, CLASSES)
+    assert found.labels.tolist() == new.tolist()
+    assert len(found.parents) == 1
+
+
 def test_one_stranger_founds_a_cluster_of_its_own_where_bits_are_clear() -> None:
     old = np.arange(30) % 3
     new = old.copy()

@@ -8,13 +8,14 @@ import numpy as np
 
 from coterie.clustering.centroids import Centroids
 from coterie.clustering.embed import Bits
+from coterie.clustering.halves import joined
 from coterie.clustering.rules import choose
 from coterie.clustering.ward import Ints
 
 
 @dataclass(frozen=True)
 class Followed:
-    """Every client's cluster now, the centres, and for each new cluster the old one that it came from."""
+    """Every client's cluster now, the centres, and for each new cluster the old one that is nearest to it."""
 
     labels: Ints
     centroids: Centroids
@@ -37,35 +38,29 @@ def follow(centroids: Centroids, labels: Ints, before: Bits, after: Bits, classe
         if not strange[client]:
             labels[client] = centroids.nearest(after[client][None])[0]
             centroids = centroids.with_member(int(labels[client]), after[client])
-    parents: list[int] = []
+    newcomers: list[Ints] = []
     strangers = np.flatnonzero(strange)
+    labels[strangers] = -1
     if len(strangers):
         groups = choose(after[strangers], classes).labels
-        for group in range(int(groups.max()) + 1):
-            members = strangers[groups == group]
-            parents.append(int(centroids.nearest(after[members].mean(0)[None])[0]))
-            labels[members] = len(centroids)
-            centroids = centroids.with_cluster(after[members])
+        newcomers += [strangers[groups == group] for group in range(int(groups.max()) + 1)]
     for cluster in sorted({int(labels[client]) for client in changed if not strange[client]}):
-        centroids = _parted(cluster, centroids, labels, before, after, classes, parents)
+        leaving = _leaving(np.flatnonzero(labels == cluster), before, after, classes)
+        for client in np.concatenate(leaving) if leaving else ():
+            centroids = centroids.without_member(cluster, after[client])
+        newcomers += leaving
+    # clients of one new group may have gone to different clusters first
+    founders = joined(after, classes, newcomers)
+    parents = [int(centroids.nearest(after[members].mean(0)[None])[0]) for members in founders]
+    for members in founders:
+        labels[members] = len(centroids)
+        centroids = centroids.with_cluster(after[members])
     return Followed(labels, centroids, parents)
 
 
-def _parted(
-    cluster: int, centroids: Centroids, labels: Ints, before: Bits, after: Bits, classes: int, parents: list[int]
-) -> Centroids:
-    """Split a cluster into the groups found in it; the one with most unchanged members keeps its number."""
-    members = np.flatnonzero(labels == cluster)
+def _leaving(members: Ints, before: Bits, after: Bits, classes: int) -> list[Ints]:
+    """The groups found in a cluster, but for the one with most unchanged members, which keeps its number."""
     groups = choose(after[members], classes).labels
     unchanged = (before[members] == after[members]).all(1)
     stays = int(np.bincount(groups, weights=unchanged).argmax())
-    for group in range(int(groups.max()) + 1):
-        if group == stays:
-            continue
-        leaving = members[groups == group]
-        for client in leaving:
-            centroids = centroids.without_member(cluster, after[client])
-        labels[leaving] = len(centroids)
-        centroids = centroids.with_cluster(after[leaving])
-        parents.append(cluster)
-    return centroids
+    return [members[groups == group] for group in range(int(groups.max()) + 1) if group != stays]

@@ -30,9 +30,13 @@ class Experiment:
 class _Experiments(dict[str, Experiment]):
     """Filled when first looked at: reading all papers costs time that `coterie list` should not spend."""
 
+    _complete = False
+
     def load(self) -> _Experiments:
         """Read the tables and import the functions."""
-        if not self:
+        # not "if not self": a figures module that was imported by itself has registered its own already
+        if not self._complete:
+            self._complete = True
             for file in sorted(resources.files("coterie.papers").iterdir(), key=lambda each: each.name):
                 if file.name.endswith(".toml"):
                     self._add_tables(tomllib.loads(file.read_text(encoding="utf-8")))
