@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # Ray's workers step back for everything else on the machine otherwise
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg

@@ -199,7 +199,9 @@ class Simulator:
 
     def _lanes(self, clients: int, jobs_per_worker: int) -> int:
         """Clients per job: small enough that workers finish together and that a job's models fit in the cache."""
-        shared = -(-clients // (self.workers * jobs_per_worker)) if self.workers > 1 else clients
+        pieces = self.workers * jobs_per_worker if self.workers > 1 else 1
+        # rounded down where there are several jobs a worker: 10 clients in 5 jobs would keep one of two workers idle
+        shared = clients // pieces if jobs_per_worker > 1 else -(-clients // pieces)
         bytes_each = sum(t.numel() * t.element_size() for t in self.task.template.values())
         return max(1, min(shared, _LANE_BYTES // max(bytes_each, 1)))
 
