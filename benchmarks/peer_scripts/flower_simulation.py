@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterable
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["RAY_worker_niceness"] = "0"  # Ray's workers step back for everything else on the machine otherwise
+# Ray's workers step back for everything else on the machine otherwise
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray spells it so
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg

@@ -25,7 +25,7 @@ from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
 from coterie.engine.parcels import Arena, Parcel
 from coterie.errors import CoterieError, Unfinished
 
-_TOO_SHORT_TO_SHARE, _WORTH_SHARING = 0.0005, 0.001  # seconds a client; apart, so that noise does not flip the choice
+_SURELY_WORTH_SHARING = 0.005  # seconds a client
 Note = Callable[[str], None]
 
 
@@ -40,32 +40,38 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """Jobs in threads of this process; in the calling thread where there is one worker, or where clients are tiny.
+    """Jobs in threads of this process; in the calling thread where there is one worker, or where that is faster.
 
-    Threads that meet at the interpreter's lock many times a millisecond are slower than one, so work that takes less
-    than a fraction of a millisecond a client is not shared out.
+    Threads that meet at the interpreter's lock many times a millisecond are slower than one. So short work is tried
+    both ways, once each, and then done the faster way.
     """
 
     def __init__(self, setting: Setting, workers: int) -> None:
         self._setting = setting
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
-        self._alone: set[str] = set()  # client functions that proved too short to share out
+        self._pace: dict[tuple[str, bool], float] = {}  # best seconds a client of (client function, alone or shared)
 
     def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
         """Perform all jobs."""
+        if self._pool is None or not jobs:
+            return [perform(self._setting, job, message) for job in jobs]
+        action = jobs[0].action
+        alone = self._is_faster_alone(action)
         start = time.perf_counter()
-        action = jobs[0].action if jobs else ""
-        if self._pool is None or action in self._alone:
+        if alone:
             outcomes = [perform(self._setting, job, message) for job in jobs]
         else:
             futures = [self._pool.submit(perform, self._setting, job, message) for job in jobs]
             outcomes = [future.result() for future in futures]
-        pace = (time.perf_counter() - start) / max(1, sum(len(job.ids) for job in jobs))
-        if pace < _TOO_SHORT_TO_SHARE:
-            self._alone.add(action)
-        elif pace > _WORTH_SHARING:
-            self._alone.discard(action)
+        pace = (time.perf_counter() - start) / sum(len(job.ids) for job in jobs)
+        self._pace[action, alone] = min(pace, self._pace.get((action, alone), pace))
         return outcomes
+
+    def _is_faster_alone(self, action: str) -> bool:
+        shared = self._pace.get((action, False))
+        if shared is None or shared > _SURELY_WORTH_SHARING:
+            return False
+        return self._pace.get((action, True), 0.0) < shared
 
     def close(self) -> None:
         """Let the threads go."""
