@@ -1,10 +1,10 @@
 """Clustered and personalised federated learning: find the groups among clients, give each the model that fits.
 
-    import coterie
+import coterie
 
-    clients = coterie.from_arrays({"ward-3": (x, y), "ward-7": (x2, y2), ...})
-    result = coterie.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
-    result.accuracy, result.clusters, result.models
+clients = coterie.from_arrays({"ward-3": (x, y), "ward-7": (x2, y2), ...})
+result = coterie.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
+result.accuracy, result.clusters, result.models
 """
 
 from __future__ import annotations

@@ -105,15 +105,17 @@ class Swarm:
             self._session = zenoh.open(address.config())
         except zenoh.ZError as error:
             raise CoterieError(f"Cannot listen at {address.listen}: {error}; choose another --listen.") from error
-        self._tokens: list[Any] = []
+        self._declared: list[Any] = []
         self._watch()
 
     def _watch(self) -> None:
         session, own = self._session, quote(self.name, safe="")
-        session.liveliness().declare_subscriber(f"{self._root}/alive/*", self._on_life, history=True)
-        session.declare_subscriber(f"{self._root}/progress/*", self._on_progress)
-        session.declare_queryable(f"{self._root}/told/{own}", self._on_question)
-        session.declare_queryable(f"{self._root}/model/{own}", self._on_request)
+        self._declared += [
+            session.liveliness().declare_subscriber(f"{self._root}/alive/*", self._on_life, history=True),
+            session.declare_subscriber(f"{self._root}/progress/*", self._on_progress),
+            session.declare_queryable(f"{self._root}/told/{own}", self._on_question),
+            session.declare_queryable(f"{self._root}/model/{own}", self._on_request),
+        ]
 
     def enter(self) -> None:
         """Show oneself to the others, under a name that nobody else has."""
@@ -121,7 +123,7 @@ class Swarm:
         if self.name in self.others(everyone=True):
             raise CoterieError(f"There is a peer {self.name!r} in this network already; choose another --name.")
         token = self._session.liveliness().declare_token(f"{self._root}/alive/{quote(self.name, safe='')}")
-        self._tokens.append(token)
+        self._declared.append(token)
 
     def _on_life(self, sample: Any) -> None:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
@@ -268,4 +270,6 @@ class Swarm:
 
     def close(self) -> None:
         """Leave."""
+        for declared in reversed(self._declared):
+            declared.undeclare()
         self._session.close()  # type: ignore[no-untyped-call]
