@@ -103,6 +103,7 @@ def compare_over_bytes(runs: Mapping[str, Sequence[RunFolder]], target: float | 
         if any(sent):
             data.append(_line(method_title(method), sent, means, index, dash=_dash(index)))
     figure = _figure(data, "MB sent, down and up together", "mean accuracy", y_format=_PERCENT, hover="closest")
+    figure["layout"]["showlegend"] = False  # it is the one of the chart before it
     if target is not None:
         figure["layout"]["shapes"] = [
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target,

@@ -89,7 +89,7 @@ def write_compare_report(folder: Path) -> Path:
             page.chart(
                 "Accuracy for the bytes sent",
                 figures.compare_over_bytes(by_method, target),
-                "Further left and higher is better; methods that send nothing are not drawn.",
+                "Colours as in the chart before. Further left and higher is better; what sends nothing is not drawn.",
             ),
         ],
     )
