@@ -92,9 +92,16 @@ def _run(command: str, *arguments: str) -> None:
 
 
 def build_or_explain(target: Path = _HERE) -> None:
-    """Compile if possible; otherwise print why training will run on torch. For installs, which must not fail."""
+    """Compile if possible; otherwise print why training will run on torch. For installs, which must not fail.
+
+    What was compiled there from the same sources is kept: compiling takes half a minute.
+    """
+    mark, state = target / "_kernel.digest", digest()
+    if mark.is_file() and mark.read_text() == state and (target / "_cpu.so").is_file():
+        return
     try:
         build(target)
+        mark.write_text(state)
     except (BuildError, OSError) as error:
         print(
             f"coterie: the C++ kernel was not compiled ({error}); training will run on torch, slower.", file=sys.stderr
