@@ -53,6 +53,7 @@ _HEARTBEAT_SECONDS = 10  # Flower takes no less; a node is gone after two of the
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
+_LEAST_GRACE_SECONDS = 3.0
 _UNSURE = (401, 403, 404, 502, 503, 504)
 
 
@@ -180,7 +181,7 @@ def join(
     known = False
     while True:
         try:
-            session = _connected(server, security, sure=known)
+            session = _connected(server, security, patient=known or away is not None)
         except _Gone as error:
             if away is None:
                 away = time.monotonic()
@@ -200,13 +201,13 @@ def join(
             session.close()
 
 
-def _connected(server: str, security: Security, *, sure: bool) -> Session:
-    until = time.monotonic() + (_GRACE_SECONDS if sure else 0.0)
+def _connected(server: str, security: Security, *, patient: bool) -> Session:
+    until = time.monotonic() + (_GRACE_SECONDS if patient else _LEAST_GRACE_SECONDS)
     while True:
         try:
             return Session(server, security)
         except httpx.HTTPStatusError as error:
-            # a server that has just been started again may not have read its clients' keys yet
+            # a server that has just been started may not have read its clients' keys yet
             if time.monotonic() < until:
                 time.sleep(_RETRY_SECONDS)
                 continue
