@@ -81,13 +81,15 @@ def run_local(
 def _await(
     config: RunConfig, out: Path, running: dict[ClientId, subprocess.Popen[bytes]], note: Callable[[str], None]
 ) -> None:
-    said = 0
-    while any(process.poll() is None for process in running.values()):
+    said, alive = 0, True
+    while alive:
+        alive = any(process.poll() is None for process in running.values())  # then one more look: the last round counts
         rounds = [len(_metrics(out / "peers" / name)) for name in running]
         if min(rounds) > said:
             said = min(rounds)
             note(f"all peers have finished round {said} of {config.rounds}")
-        time.sleep(_LOOK_SECONDS)
+        if alive:
+            time.sleep(_LOOK_SECONDS)
     lost = [name for name, process in running.items() if process.returncode != 0]
     if len(lost) == len(running):
         last = (out / f"peer-{lost[0]}.log").read_text(errors="replace").strip().splitlines()
