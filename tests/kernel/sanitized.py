@@ -55,6 +55,8 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
         net.train(weights, x, y, order, epochs=2, batch=batch, lr=0.01, scale=0.01, **options)
         net.evaluate(torch.stack([weights, weights]), x, y)
         net.predict(weights[None], x)
+        if x.is_floating_point():
+            net.input_gradient(weights, x, y)
 
 
 def _overrun(library: Library) -> None:

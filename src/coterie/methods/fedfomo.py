@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, evaluate, local_sgd, score
+from coterie.cohort import Cohort, local_sgd, score
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
-from coterie.federation import Federation, Nothing, Replies, on_client
-from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
+from coterie.federation import Federation, Nothing, on_client
+from coterie.methods.base import Log, Models, Trained
+from coterie.methods.own_model import OwnModelMethod
 from coterie.report.panels import Heatmap, Panel
-from coterie.states import Stack, State, concat, flat, mix, row, spread, stack
+from coterie.states import Stack, State, concat, flat, mix, row, stack
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class FedFomo(ServerMethod[Exchange]):
+class FedFomo(OwnModelMethod[Exchange]):
     """w_n = max(0, (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|), made to sum to 1; L_i on held-out data."""
 
     downloads: int = field(default=5, metadata={"help": "models of others a client gets per round (M)"})
@@ -112,14 +113,14 @@ class FedFomo(ServerMethod[Exchange]):
     @on_client
     def train(self, c: Cohort, sent: Nothing) -> Trained:
         """On the client: local training from the personal model."""
-        trained = local_sgd(c, self._own(c), self.opt)
+        trained = local_sgd(c, self.own(c), self.opt)
         c.keep("trained", trained)
         return Trained(trained, c.size)
 
     @on_client
     def mix_models(self, c: Cohort, sent: Models) -> Weights:
         """On the client: weigh the own trained model and the sent ones; without any gain the old model stays."""
-        start = self._own(c)
+        start = self.own(c)
         trained = c.recall("trained", start)
         mixed, weights = [], []
         for index, samples in enumerate(c.part("valid")):
@@ -140,27 +141,6 @@ class FedFomo(ServerMethod[Exchange]):
     def _distance(self, models: Stack, old: Stack) -> Tensor:
         gaps = (flat(models) - flat(old)).double()
         return gaps.abs().sum(1) if self.norm == "l1" else gaps.norm(dim=1)
-
-    def assess(self, state: Exchange, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
-        """Clients judge their personal models."""
-        return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation")
-
-    @on_client
-    def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:
-        """On the client: the personal model on the own test part."""
-        scores = evaluate(c, self._own(c))
-        return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
-
-    def _own(self, c: Cohort) -> Stack:
-        return c.recall("model", spread(c.task.init(c.seed), len(c)))
-
-    def model_for(self, state: Exchange, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """What a client that has not taken part yet would use; the others keep their own."""
-        return stack([state.model]), [0] * len(ids)
-
-    def models(self, state: Exchange) -> Mapping[str, State]:
-        """Nothing of the server's own: the personal models are with the clients."""
-        return {}
 
     def panels(self, state: Exchange, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Who gains from whom, clients of one true group side by side."""

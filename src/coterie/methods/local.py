@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, evaluate, local_sgd
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, Nothing, Replies, on_client
-from coterie.methods.base import Assessment, Log, ServerMethod
-from coterie.states import Stack, State, spread, stack
+from coterie.cohort import Cohort, local_sgd
+from coterie.federation import Federation, Nothing, on_client
+from coterie.methods.base import Log
+from coterie.methods.own_model import OwnModelMethod
+from coterie.states import State
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Local(ServerMethod[Apart]):
+class Local(OwnModelMethod[Apart]):
     """Every client trains on its own data, from the common initial model, and keeps what it learns."""
 
     name: ClassVar[str] = "local"
@@ -51,26 +49,5 @@ class Local(ServerMethod[Apart]):
     @on_client
     def train(self, c: Cohort, sent: Nothing) -> Done:
         """On the client: go on from the own model."""
-        c.keep("model", local_sgd(c, self._own(c), self.opt))
+        c.keep("model", local_sgd(c, self.own(c), self.opt))
         return Done(c.size)
-
-    def assess(self, state: Apart, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
-        """Clients judge the models they keep."""
-        return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation", counted=False)
-
-    @on_client
-    def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:
-        """On the client: the own model on the own test part."""
-        scores = evaluate(c, self._own(c))
-        return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
-
-    def _own(self, c: Cohort) -> Stack:
-        return c.recall("model", spread(c.task.init(c.seed), len(c)))
-
-    def model_for(self, state: Apart, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """What a client that has not trained yet would use; the others keep their own."""
-        return stack([state.model]), [0] * len(ids)
-
-    def models(self, state: Apart) -> Mapping[str, State]:
-        """Nothing at the server: the clients keep their models."""
-        return {}
