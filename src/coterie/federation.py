@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coterie.cohort import Cohort, Memory
 from coterie.data.samples import ClientId
-from coterie.rng import Key
+from coterie.rng import Key, rng
 from coterie.states import State, flat, stack
 from coterie.task import Task
 
@@ -74,6 +74,20 @@ class Ledger:
         return self.down["evaluation"] + self.up["evaluation"]
 
 
+@dataclass(frozen=True)
+class Question(Generic[P, R]):
+    """What clients are asked, as `Federation.ask` takes it."""
+
+    function: Callable[[Cohort, P], R]
+    ids: Sequence[ClientId]
+    same: P | None
+    each: P | None
+    rows: Sequence[int] | None
+    common: Sequence[str]
+    purpose: Purpose
+    counted: bool
+
+
 class Federation(Protocol):
     """What a server method may do with its clients."""
 
@@ -87,6 +101,7 @@ class Federation(Protocol):
 
     def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
         """Clients drawn for this round: a fraction (<= 1) or a number (> 1) of them, the same for every method."""
+        return draw_clients(self.ids if among is None else among, share, self.rng("sample"))
 
     def ask(
         self,
@@ -107,12 +122,17 @@ class Federation(Protocol):
         parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
         nothing passes between a server and its clients, the simulator only makes peers do their own work.
         """
+        return self.answer(Question(function, ids, same, each, rows, common, purpose, counted))
+
+    def answer(self, question: Question[P, R]) -> Replies[R]:
+        """How a federation carries a question; methods call `ask`."""
 
     def refuse(self, client: ClientId, reason: str) -> None:
         """Write down that the method could not use a client's reply, and why."""
 
     def rng(self, purpose: str, *key: Key) -> np.random.Generator:
-        """Server-side randomness of this round."""
+        """Server-side randomness of this round, keyed by (seed, purpose, round) alone."""
+        return rng(self.seed, purpose, self.round, *key)
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """True groups, for the oracle baseline alone; refused where they are not known."""
@@ -124,6 +144,10 @@ class Engine(Federation, Protocol):
     ledger: Ledger
     failures: list[tuple[int, ClientId, Failure]]
     memory: dict[ClientId, Memory]
+
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """A failure that only the method could see."""
+        self.failures.append((self.round, client, Failure("refused", reason)))
 
     @property
     def path(self) -> str:

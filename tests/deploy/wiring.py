@@ -14,10 +14,9 @@ from coterie import wire
 from coterie.data.own import OwnPopulation
 from coterie.data.samples import ClientId
 from coterie.engine.device import Device
-from coterie.engine.orders import DTYPES, Agreement, Hello, Order, settings_of, to_text
+from coterie.engine.orders import Agreement, Hello, Order, settings_of, to_text
 from coterie.engine.remote import RemoteFederation
 from coterie.errors import CoterieError
-from coterie.experiment import builder_named
 from coterie.federation import Failure, Purpose
 from coterie.methods.base import ServerMethod
 from coterie.task import Task
@@ -70,9 +69,7 @@ def agreement(method: ServerMethod[Any], population: OwnPopulation, **changes: A
 
 def task_of(agreed: Agreement) -> Task:
     """The task of an agreement, as a client builds it."""
-    builder = builder_named(agreed.model, agreed.shape, agreed.classes)
-    task = Task(builder, agreed.shape, agreed.classes, agreed.normalise, dtype=DTYPES[agreed.dtype])
-    return agreed.build_method().task(task)
+    return agreed.build_method().task(agreed.build_task())
 
 
 def devices(population: OwnPopulation, root: Path) -> dict[ClientId, Device]:

@@ -15,15 +15,14 @@ from coterie.data.scenarios import SCENARIOS
 from coterie.engine.agreement import agree, subject_of
 from coterie.engine.faults import Faults
 from coterie.engine.flower import FlowerTransport
-from coterie.engine.orders import DTYPES, Agreement, from_text, to_text
+from coterie.engine.orders import Agreement, from_text, to_text
 from coterie.engine.remote import LIMIT, RemoteFederation, Transport, gathered
 from coterie.engine.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.errors import CoterieError
-from coterie.experiment import builder_named, defaults_of
+from coterie.experiment import defaults_of
 from coterie.folder import RunFolder
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import Nobody, Result, View, run_with
-from coterie.task import Task
 
 DEPLOYMENT = "deployment.json"
 
@@ -116,13 +115,8 @@ def conduct(
         agreement, known = agree(config, gathered(transport, options.clients, options.patience, folder.go_on)), []
         _write(folder, agreement, [])
     method = agreement.build_method()
-    builder = builder_named(agreement.model, agreement.shape, agreement.classes)
-    task = Task(
-        builder, agreement.shape, agreement.classes, agreement.normalise, dtype=DTYPES[agreement.dtype],
-        use_kernel=agreement.use_kernel,
-    )  # fmt: skip
     fed = RemoteFederation(
-        method.task(task),
+        method.task(agreement.build_task()),
         agreement,
         transport,
         known=known,

@@ -18,10 +18,9 @@ from coterie.data.population import unseen_ids
 from coterie.data.samples import ClientId, Population
 from coterie.engine.jobs import Job, Letter, Setting, perform
 from coterie.engine.memory import DiskMemory
-from coterie.engine.orders import DTYPES, Agreement, Hello, Order, from_text
+from coterie.engine.orders import Agreement, Hello, Order, from_text
 from coterie.errors import CoterieError
-from coterie.experiment import builder_named, population_of
-from coterie.task import Task
+from coterie.experiment import population_of
 
 
 def client_data(path: Path, name: ClientId) -> Population:
@@ -91,15 +90,7 @@ class Device:
         if agreement.shape != tuple(self._data.shape):
             raise CoterieError(f"The run is about inputs of shape {agreement.shape}, not {tuple(self._data.shape)}.")
         method = agreement.build_method()
-        task = Task(
-            builder_named(agreement.model, agreement.shape, agreement.classes),
-            agreement.shape,
-            agreement.classes,
-            agreement.normalise,
-            dtype=DTYPES[agreement.dtype],
-            use_kernel=agreement.use_kernel,
-        )
-        return Setting(method, method.task(task), self._data, agreement.seed)
+        return Setting(method, method.task(agreement.build_task()), self._data, agreement.seed)
 
 
 def message_type(function: Any) -> Any:

@@ -11,9 +11,11 @@ import torch
 
 from coterie import wire
 from coterie.data.samples import Normalise
+from coterie.experiment import builder_named
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
 from coterie.settings import from_settings
+from coterie.task import Task
 
 T = TypeVar("T")
 HELLO = "hello"
@@ -41,6 +43,17 @@ class Agreement:
     def build_method(self) -> ServerMethod[Any]:
         """The method with the settings of this run."""
         return from_settings(method_named(self.method), json.loads(self.settings), self.method)
+
+    def build_task(self) -> Task:
+        """What is learnt, before the method has its say in it (`ServerMethod.task`)."""
+        return Task(
+            builder_named(self.model, self.shape, self.classes),
+            self.shape,
+            self.classes,
+            self.normalise,
+            dtype=DTYPES[self.dtype],
+            use_kernel=self.use_kernel,
+        )
 
 
 @dataclass(frozen=True)

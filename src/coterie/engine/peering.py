@@ -12,15 +12,14 @@ from coterie.data.samples import ClientId
 from coterie.engine.agreement import agree, subject_of
 from coterie.engine.device import Device, client_data
 from coterie.engine.faults import Faults
-from coterie.engine.orders import DTYPES, Agreement, from_text, to_text
+from coterie.engine.orders import Agreement, from_text, to_text
 from coterie.engine.peers import OnePeer, Pace, PeerFederation
 from coterie.engine.swarm import Address, Swarm
 from coterie.errors import CoterieError
-from coterie.experiment import builder_named, defaults_of
+from coterie.experiment import defaults_of
 from coterie.folder import RunFolder
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import Nobody, Result, View, run_with
-from coterie.task import Task
 
 _LOOK_SECONDS = 0.05
 
@@ -68,17 +67,9 @@ def run_peer(
         swarm.look_up_progress()
         if agreement.shape != device.hello.shape:
             raise CoterieError(f"The network is about inputs of shape {agreement.shape}, not {device.hello.shape}.")
-        task = Task(
-            builder_named(agreement.model, agreement.shape, agreement.classes),
-            agreement.shape,
-            agreement.classes,
-            agreement.normalise,
-            dtype=DTYPES[agreement.dtype],
-            use_kernel=agreement.use_kernel,
-        )
         fed = PeerFederation(
             name,
-            task,
+            agreement.build_task(),
             population,
             config.seed,
             swarm,

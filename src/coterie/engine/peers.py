@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -21,13 +21,14 @@ from coterie.data.samples import ClientId, Population
 from coterie.engine.network import members, peer_key, peer_keys
 from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
-from coterie.federation import Failure, Federation, Ledger, Replies, draw_clients
+from coterie.federation import Engine, Failure, Federation, Ledger, Question, Replies
 from coterie.methods.base import Assessment, Log, Models, ServerMethod
 from coterie.methods.peers import Answers, PeerMethod, PeerView, inbox_of, pack_node
-from coterie.rng import Key, rng
 from coterie.states import Stack, State, row, spread
 from coterie.task import Task
 
+P = TypeVar("P")
+R = TypeVar("R")
 _LOOK_SECONDS = 0.02
 
 
@@ -159,7 +160,7 @@ class OnePeer(ServerMethod[PeerState]):
         return {f"client-{self.swarm.name}": row(state.model, 0)}
 
 
-class PeerFederation:
+class PeerFederation(Engine):
     """The federation of one that a peer is to the loop over rounds."""
 
     def __init__(
@@ -211,19 +212,11 @@ class PeerFederation:
 
     def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
         """This peer, always."""
-        return draw_clients(self.ids if among is None else among, 1.0, self.rng("sample"))
+        return super().sample(1.0, among)
 
-    def rng(self, purpose: str, *key: Key) -> np.random.Generator:
-        """Randomness of this round."""
-        return rng(self.seed, purpose, self.round, *key)
-
-    def refuse(self, client: ClientId, reason: str) -> None:
-        """Somebody whose answer is missing or bad."""
-        self.failures.append((self.round, client, Failure("refused", reason)))
-
-    def ask(self, function: Any, ids: Sequence[ClientId], **_: Any) -> Replies[Any]:
+    def answer(self, question: Question[P, R]) -> Replies[R]:
         """A peer asks others for models, never to work."""
-        raise CoterieError(f"{getattr(function, '__name__', function)} cannot be asked of peers.")
+        raise CoterieError(f"{question.function.__name__} cannot be asked of peers.")
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
         """All that a peer keeps is its state; the others hear how far it had come."""

@@ -9,19 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coterie import wire
-from coterie.cohort import Cohort, Memory
+from coterie.cohort import Memory
 from coterie.data.samples import ClientId
 from coterie.engine.device import reply_type
 from coterie.engine.jobs import Letter
 from coterie.engine.orders import Agreement, Hello, Order
 from coterie.errors import CoterieError, Unfinished
-from coterie.federation import Failure, Ledger, Purpose, Replies, check_reply, draw_clients, largest_norm
-from coterie.rng import Key, rng
+from coterie.federation import Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -68,7 +66,7 @@ def gathered(
         time.sleep(_LOOK_SECONDS)
 
 
-class RemoteFederation:
+class RemoteFederation(Engine):
     """The door to real clients. Their memories stay with them; what they send is checked before it is believed."""
 
     def __init__(
@@ -86,7 +84,7 @@ class RemoteFederation:
         note: Callable[[str], None] = lambda _: None,
         on_saved: Callable[[int, list[ClientId]], None] = lambda _, __: None,
     ) -> None:
-        self.task, self.agreement, self.path = task, agreement, path
+        self.task, self.agreement, self._path = task, agreement, path
         self.seed, self.round = agreement.seed, 0
         self.ledger = Ledger()
         self.failures: list[tuple[int, ClientId, Failure]] = []
@@ -106,6 +104,11 @@ class RemoteFederation:
     def ids(self) -> tuple[ClientId, ...]:
         """Clients that were there when the round began."""
         return self._present
+
+    @property
+    def path(self) -> str:
+        """How the clients are reached."""
+        return self._path
 
     @property
     def registered(self) -> int:
@@ -140,14 +143,6 @@ class RemoteFederation:
             )
         return False
 
-    def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
-        """Clients drawn for this round; see `Federation.sample`."""
-        return draw_clients(self.ids if among is None else among, share, self.rng("sample"))
-
-    def rng(self, purpose: str, *key: Key) -> np.random.Generator:
-        """Server-side randomness of this round."""
-        return rng(self.seed, purpose, self.round, *key)
-
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """Nobody knows the true groups of real clients."""
         raise CoterieError("oracle needs the true groups of the clients, which only the simulator knows; use another.")
@@ -156,62 +151,32 @@ class RemoteFederation:
         """Not known."""
         return None
 
-    def refuse(self, client: ClientId, reason: str) -> None:
-        """A failure that only the method could see."""
-        self.failures.append((self.round, client, Failure("refused", reason)))
-
-    def ask(
-        self,
-        function: Callable[[Cohort, P], R],
-        ids: Sequence[ClientId],
-        *,
-        same: P | None = None,
-        each: P | None = None,
-        rows: Sequence[int] | None = None,
-        common: Sequence[str] = (),
-        purpose: Purpose = "train",
-        counted: bool = True,
-    ) -> Replies[R]:
-        """One message to each client, all at once; see `Federation.ask`."""
+    def answer(self, question: Question[P, R]) -> Replies[R]:
+        """One message to each client, all at once."""
+        ids, purpose = question.ids, question.purpose
         asked = [client for client in ids if client not in self._silent]
-        payloads = self._payloads(ids, same, each, rows, common)
+        payloads = _payloads(question)
         order = Order(
             agreement=self.agreement,
-            action=function.__name__,
+            action=question.function.__name__,
             session=self._session,
             round=self.round,
             era=self.round + 1 if self._prepared else 0,
             safe=self._safe,
-            each=same is None,
-            common=tuple(common),
+            each=question.same is None,
+            common=tuple(question.common),
         )
         answers = self._transport.deliver(purpose, order, {client: payloads[client] for client in asked})
-        if counted:
+        if question.counted:
             self.ledger.down[purpose] += sum(len(payloads[client]) for client in asked)
             self.ledger.up[purpose] += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
         failed = {client: answer for client, answer in answers.items() if isinstance(answer, Failure)}
         # whoever does not answer is not waited for a second time in this round
         self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
-        replies: Replies[R] = self._accept(function, asked, answers, failed)
+        replies: Replies[R] = self._accept(question.function, asked, answers, failed)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(asked)}
         return Replies(replies.ids, replies.value, {**replies.failed, **lost})
-
-    def _payloads(
-        self, ids: Sequence[ClientId], same: Any, each: Any, rows: Sequence[int] | None, common: Sequence[str]
-    ) -> dict[ClientId, bytes]:
-        if same is not None:
-            encoded = wire.encode(same)
-            return dict.fromkeys(ids, encoded)
-        letter, whole = Letter.of(each, common), tuple(f"{path}/" for path in common)
-        payloads, encodings = {}, dict[int, bytes]()
-        for position, client in enumerate(ids):
-            row = position if rows is None else rows[position]
-            if row not in encodings:
-                own = {name: t if name.startswith(whole) else t[row] for name, t in letter.tensors.items()}
-                encodings[row] = wire.encode(wire.unpack(letter.kind, letter.skeleton, own))
-            payloads[client] = encodings[row]
-        return payloads
 
     def _accept(
         self,
@@ -287,6 +252,21 @@ class RemoteFederation:
     def close(self) -> None:
         """Let the connection go."""
         self._transport.close()
+
+
+def _payloads(question: Question[Any, Any]) -> dict[ClientId, bytes]:
+    """What each client is sent: the same, or its own row."""
+    if question.same is not None:
+        return dict.fromkeys(question.ids, wire.encode(question.same))
+    letter, whole = Letter.of(question.each, question.common), tuple(f"{path}/" for path in question.common)
+    payloads, encodings = {}, dict[int, bytes]()
+    for position, client in enumerate(question.ids):
+        row = position if question.rows is None else question.rows[position]
+        if row not in encodings:
+            own = {name: t if name.startswith(whole) else t[row] for name, t in letter.tensors.items()}
+            encodings[row] = wire.encode(wire.unpack(letter.kind, letter.skeleton, own))
+        payloads[client] = encodings[row]
+    return payloads
 
 
 def _alike(letters: dict[ClientId, Letter], failed: dict[ClientId, Failure]) -> dict[ClientId, Letter]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_all_start_methods
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coterie import kernel, wire
-from coterie.cohort import Cohort, Memory
+from coterie.cohort import Memory
 from coterie.data.population import unseen_ids
 from coterie.data.samples import ClientId, Population
 from coterie.engine.faults import Faults
@@ -22,9 +21,8 @@ from coterie.engine.jobs import Job, Letter, Outcome, Setting
 from coterie.engine.network import carry
 from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
 from coterie.errors import CoterieError
-from coterie.federation import Arrival, Failure, Ledger, Purpose, Replies, check_reply, draw_clients, largest_norm
+from coterie.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
 from coterie.methods.base import ServerMethod
-from coterie.rng import Key, rng
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -46,7 +44,7 @@ class EngineOptions:
             raise CoterieError("engine.workers and engine.lanes must be at least 0 (0: chosen by the engine).")
 
 
-class Simulator:
+class Simulator(Engine):
     """All clients in one machine. Memory grows with the clients of a round, not with those registered."""
 
     def __init__(
@@ -134,18 +132,6 @@ class Simulator:
         fits = not isinstance(self.task.net, kernel.Net) and self.workers > 1
         return fits and "fork" in get_all_start_methods()
 
-    def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
-        """Clients drawn for this round, keyed by (seed, round) alone: the same for every method."""
-        return draw_clients(self.ids if among is None else among, share, self.rng("sample"))
-
-    def refuse(self, client: ClientId, reason: str) -> None:
-        """A failure that only the method could see."""
-        self.failures.append((self.round, client, Failure("refused", reason)))
-
-    def rng(self, purpose: str, *key: Key) -> np.random.Generator:
-        """Server-side randomness of this round."""
-        return rng(self.seed, purpose, self.round, *key)
-
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """True groups in this round."""
         groups = self.groups(ids)
@@ -153,29 +139,20 @@ class Simulator:
             raise CoterieError("The true groups of these clients are not known, and oracle needs them.")
         return torch.tensor(groups)
 
-    def ask(
-        self,
-        function: Callable[[Cohort, P], R],
-        ids: Sequence[ClientId],
-        *,
-        same: P | None = None,
-        each: P | None = None,
-        rows: Sequence[int] | None = None,
-        common: Sequence[str] = (),
-        purpose: Purpose = "train",
-        counted: bool = True,
-    ) -> Replies[R]:
-        """Run a client function of the method on these clients; see `Federation.ask`."""
-        purpose = "evaluation" if self._on_trial else purpose
-        message = Letter.of(each if same is None else same, common)
-        index = None if same is not None else list(rows) if rows is not None else list(range(len(ids)))
+    def answer(self, question: Question[P, R]) -> Replies[R]:
+        """Run a client function of the method on these clients."""
+        ids, rows, common, counted = question.ids, question.rows, question.common, question.counted
+        purpose: Purpose = "evaluation" if self._on_trial else question.purpose
+        message = Letter.of(question.each if question.same is None else question.same, common)
+        index = None if question.same is not None else list(rows) if rows is not None else list(range(len(ids)))
         failed: dict[ClientId, Failure] = {}
         if purpose == "train":
             silent = ((client, self._faults.silence(self.seed, self.round, client)) for client in ids)
             failed = {client: failure for client, failure in silent if failure is not None}
         # a client that drops out has no result at all; one that is late has done its work in vain
         working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
-        jobs = self._jobs(function.__name__, [ids[i] for i in working], index and [index[i] for i in working], common)
+        asked, picked = [ids[i] for i in working], index and [index[i] for i in working]
+        jobs = self._jobs(question.function.__name__, asked, picked, common)
         outcomes = self._crew().run(jobs, message) if jobs else []
         if counted:
             self.ledger.down[purpose] += len(ids) * _size(message, each=index is not None)
