@@ -29,6 +29,7 @@ class ScenarioConfig:
     test_samples: int | None = None
     groups: int | None = None
     alpha: float | None = None
+    partition: str | None = None
     image_size: int | None = None
     validation: float = 0.0
     unseen: float = 0

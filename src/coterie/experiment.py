@@ -45,6 +45,7 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
         test_samples=scenario.test_samples,
         groups=scenario.groups,
         alpha=scenario.alpha,
+        partition=scenario.partition,
         image_size=scenario.image_size,
         validation=scenario.validation,
         unseen=int(scenario.unseen) if scenario.unseen >= 1 else scenario.unseen,
@@ -52,7 +53,7 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
     )
 
 
-_SHAPING = {"clients", "samples", "test_samples", "groups", "alpha", "image_size", "drift", "unseen"}
+_SHAPING = {"clients", "samples", "test_samples", "groups", "alpha", "partition", "image_size", "drift", "unseen"}
 
 
 def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Module]:
