@@ -37,7 +37,7 @@ def test_all_are_known_to_reproduce() -> None:
 
 def test_a_scenarios_samples_can_be_shared_out_another_way() -> None:
     """rotated-digits shares out at random; 20 class-balanced samples are two of each class."""
-    small = {"name": "rotated-digits", "clients": 4, "samples": 20}
+    small: dict[str, Any] = {"name": "rotated-digits", "clients": 4, "samples": 20}
     even = population_of(ScenarioConfig(**small, partition="balanced"), seed=0)
     usual = population_of(ScenarioConfig(**small), seed=0)
     assert all(np.bincount(even.client(client).train.y).tolist() == [2] * 10 for client in even.ids)
