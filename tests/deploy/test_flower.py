@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -139,17 +140,21 @@ class Rogue(Device):
                 return poisoned(honest, lambda _, t: torch.cat([t, t]) if t.dim() else t)
             case "2":
                 return honest[:-100]
+            case "3":
+                return bytes(20 << 20)  # pieces that are all the same: one crosses
             case _:
-                return bytes(20 << 20)
+                return os.urandom(30 << 20)
 
 
 def test_rogue_clients_are_refused_by_name(deployed: Deployment) -> None:
-    """Clients 0 to 3 come back under their names as rogues: NaN, wrong shape, truncated, oversized."""
+    """Clients 0 to 3 come back under their names as rogues: NaN, wrong shape, truncated, oversized; and one more."""
     for client in deployed.clients.values():
         client.stop()
     data = {name: client_data(deployed.folder / "run.toml", name) for name in NAMES}
-    honest = Device("honest", _renamed(data["0"]), deployed.folder / "honest")
-    devices: list[Device] = [honest, *(Rogue(name, data[name], deployed.folder / "rogue" / name) for name in NAMES)]
+    data["4"] = _renamed(data["0"], "4")
+    honest = Device("honest", _renamed(data["0"], "honest"), deployed.folder / "honest")
+    rogues = [Rogue(name, own, deployed.folder / "rogue" / name) for name, own in data.items()]
+    devices: list[Device] = [honest, *rogues]
     address = deployed.link.address
     threads = [
         threading.Thread(target=join, args=(device, address, Security()), kwargs={"wait": 20.0, "limit": 1 << 29})
@@ -160,18 +165,21 @@ def test_rogue_clients_are_refused_by_name(deployed: Deployment) -> None:
     config = dataclasses.replace(deployed.config("fedavg"), rounds=1)
     folder = RunFolder.create(deployed.folder / "run-rogue", config.to_toml())
     with deployed.link.grid() as grid:
-        transport = FlowerTransport(grid, seconds=20.0)
-        result = conduct(config, folder, transport, ServeOptions(clients=5, patience=60.0, limit=1 << 24))
+        transport = FlowerTransport(grid, seconds=60.0, limit=1 << 24)
+        result = conduct(config, folder, transport, ServeOptions(clients=6, patience=60.0, limit=1 << 24))
         transport.farewell()
     for thread in threads:
         thread.join(30.0)
         assert not thread.is_alive()
     assert "honest" in result.client_ids
     events = (folder.path / "events.jsonl").read_text()
-    for name, fault in (("0", "not finite"), ("1", "wrong shape"), ("2", "wrong shape"), ("3", "too large")):
+    faults = {"0": "not finite", "1": "wrong shape", "2": "wrong shape", "3": "too large", "4": "too large"}
+    for name, fault in faults.items():
         assert f'"client": "{name}", "fault": "{fault}"' in events
-    assert not {"0", "2", "3"} & set(result.client_ids)
+    assert not {"0", "2", "3", "4"} & set(result.client_ids)
+    log = (deployed.folder / "superlink.log").read_text()
+    assert "sent a message that is longer than what is allowed (--max-megabytes 16)" in log
 
 
-def _renamed(population: Population) -> OwnPopulation:
-    return OwnPopulation({"honest": population.client("0")}, population.shape, population.classes, population.normalise)
+def _renamed(population: Population, name: ClientId) -> OwnPopulation:
+    return OwnPopulation({name: population.client("0")}, population.shape, population.classes, population.normalise)

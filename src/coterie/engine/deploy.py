@@ -81,7 +81,9 @@ def _served(
     resume: bool,
 ) -> Result:
     with link.grid() as grid:
-        transport = FlowerTransport(grid, seconds=options.seconds, names=names, note=view.note, alive=link.check)
+        transport = FlowerTransport(
+            grid, seconds=options.seconds, names=names, note=view.note, alive=link.check, limit=options.limit
+        )
         result = conduct(config, folder, transport, options, view=view, resume=resume)
         transport.farewell()
         return result
@@ -112,7 +114,8 @@ def conduct(
         saved = json.loads(file.read_text())
         agreement, known = from_text(Agreement, json.dumps(saved["agreement"])), saved["clients"]
     else:
-        agreement, known = agree(config, gathered(transport, options.clients, options.patience, folder.go_on)), []
+        first = gathered(transport, options.clients, options.patience, folder.go_on, note=watcher.note)
+        agreement, known = agree(config, first), []
         _write(folder, agreement, [])
     method = agreement.build_method()
     fed = RemoteFederation(

@@ -14,11 +14,13 @@ from typing import Any
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.data.samples import ClientId
 from coterie.engine.device import Device
+from coterie.engine.flower_pieces import Inbox
 from coterie.engine.orders import HELLO, Hello, Order, from_text, to_text
 from coterie.errors import CoterieError, Unfinished
 from coterie.federation import Failure, Purpose
@@ -60,7 +62,12 @@ def answer(device: Device, message: Message, limit: int = wire.DEFAULT_LIMIT) ->
         text, payload = opened(message.content)
         return Message(content_of("", device.perform(text, payload, limit=limit)), reply_to=message)
     except CoterieError as error:
-        return Message(Error(code=_REFUSED, reason=str(error)), reply_to=message)
+        return refusal(message, str(error))
+
+
+def refusal(message: Message, reason: str) -> Message:
+    """The reply that says why there is none."""
+    return Message(Error(code=_REFUSED, reason=reason), reply_to=message)
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,10 @@ class FlowerTransport:
         names: Mapping[int, ClientId] | None = None,
         note: Callable[[str], None] = lambda _: None,
         alive: Callable[[], None] = lambda: None,
+        limit: int = wire.DEFAULT_LIMIT,
     ) -> None:
         self._grid, self._seconds, self._names, self._note, self._alive = grid, seconds, names, note, alive
+        self._inbox = Inbox(grid, limit)
         self._greeted: dict[str, tuple[int, float]] = {}
         self._known: dict[int, Hello] = {}
         self._refused: set[int] = set()
@@ -119,8 +128,8 @@ class FlowerTransport:
     def _hear(self, nodes: set[int]) -> None:
         """Take the introductions that have come; wait a moment for those of nodes that are new."""
         while self._greeted:
-            for message in self._grid.pull_messages(list(self._greeted)):
-                node, _ = self._greeted.pop(message.metadata.reply_to_message_id)
+            for greeting, message in list(self._inbox.pull(self._greeted)):
+                node, _ = self._greeted.pop(greeting)
                 self._meet(node, message)
             self._greeted = {m: (node, when) for m, (node, when) in self._greeted.items() if node in nodes}
             fresh = [when for _, when in self._greeted.values() if time.monotonic() - when < _HELLO_SECONDS]
@@ -128,10 +137,12 @@ class FlowerTransport:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _meet(self, node: int, message: Message) -> None:
-        if message.has_error() and message.error.code != _REFUSED:
-            return  # Flower's own error: the node has gone away, and is greeted anew should it come back
+    def _meet(self, node: int, message: Message | Failure) -> None:
         try:
+            if isinstance(message, Failure):
+                raise wire.WireError(message.reason)
+            if message.has_error() and message.error.code != _REFUSED:
+                return  # Flower's own error: the node has gone away, and is greeted anew should it come back
             if message.has_error():
                 raise wire.WireError(message.error.reason or "no reason given")
             hello = from_text(Hello, opened(message.content)[0])
@@ -172,11 +183,10 @@ class FlowerTransport:
         began = looked = time.monotonic()
         pause = _POLL_SECONDS
         while pending and time.monotonic() - began < self._seconds:
-            arrived = list(self._grid.pull_messages(list(pending)))
-            for message in arrived:
+            arrived = list(self._inbox.pull(pending))
+            for order_id, message in arrived:
                 # the sender of an error is the SuperLink itself: only what it replies to tells whose it is
-                name = pending.pop(message.metadata.reply_to_message_id)
-                answers[name] = self._read(message)
+                answers[pending.pop(order_id)] = self._read(message)
             if not pending:
                 break
             pause = _POLL_SECONDS if arrived else min(pause * 1.5, _LONGEST_POLL_SECONDS)
@@ -189,12 +199,17 @@ class FlowerTransport:
                     if there[name] not in nodes:
                         del pending[message_id]
                         answers[name] = Failure("lost", "it left during the round")
+        self._inbox.forget(pending)
         for name in pending.values():
             answers[name] = Failure("late", f"it did not answer within {self._seconds:g} s")
             self._quiet.add(there[name])  # it has to say hello again before it is asked again
         return answers
 
-    def _read(self, message: Message) -> bytes | Failure:
+    def _read(self, message: Message | Failure) -> bytes | Failure:
+        if isinstance(message, Failure):
+            return message
+        if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
+            return Failure("lost", "it gives no sign of life any more")
         if message.has_error():
             return Failure("crashed", message.error.reason or f"Flower's error {message.error.code}")
         try:
@@ -213,7 +228,7 @@ class FlowerTransport:
         pending = set(self._push(there, "", _HELLO_SECONDS).values())
         until = time.monotonic() + _HELLO_SECONDS
         while pending and time.monotonic() < until:
-            pending -= {message.metadata.reply_to_message_id for message in self._grid.pull_messages(list(pending))}
+            pending -= {goodbye for goodbye, _ in self._inbox.pull(pending)}
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:

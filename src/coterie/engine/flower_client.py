@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -37,7 +37,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
-    pull_and_inflate_object_from_tree,
+    pull_objects,
     push_objects,
 )
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
@@ -46,11 +46,16 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from coterie.engine.device import Device
-from coterie.engine.flower import GOODBYE, answer
+from coterie.engine.flower import GOODBYE, answer, refusal
+from coterie.engine.flower_pieces import Tally, ids_of, put_together
 from coterie.errors import CoterieError
+from coterie.wire import WireError
 
 _HEARTBEAT_SECONDS = 10  # Flower takes no less; a node is gone after two of them
 _POLL_SECONDS = 0.1
+_PIECE_SECONDS = 0.05
+_LONGEST_PIECE_SECONDS = 1.0
+_MESSAGE_SECONDS = 600.0
 _RETRY_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
 _LEAST_GRACE_SECONDS = 3.0
@@ -120,20 +125,28 @@ class Session:
             except (httpx.HTTPError, RuntimeError, ValueError):
                 continue  # the loop that fetches messages finds out, and connects anew
 
-    def receive(self) -> Message | None:
-        """The next message, if there is one."""
+    def receive(self, limit: int) -> tuple[Message, str] | None:
+        """The next message, if there is one, and why it cannot be accepted, if so."""
         response = self._client.PullMessages(PullMessagesRequest(node=self.node))
         if not response.messages_list:
             return None
-        run, tree = response.messages_list[0].metadata.run_id, response.message_object_trees[0]
-        message: Message = pull_and_inflate_object_from_tree(
-            tree,
-            make_pull_object_fn_protobuf(self._client.PullObject, self.node, run),
-            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self.node, run),
-            return_type=Message,
-        )
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        return message
+        envelope, tree = response.messages_list[0], response.message_object_trees[0]
+        run = envelope.metadata.run_id
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, self.node, run)
+        received = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self.node, run)
+        try:
+            contents = pull_objects(
+                ids_of(tree),
+                Tally(pull, limit),
+                max_time=_MESSAGE_SECONDS,
+                initial_backoff=_PIECE_SECONDS,
+                backoff_cap=_LONGEST_PIECE_SECONDS,
+            )
+            received(tree.object_id)
+            return put_together(tree.object_id, contents, limit), ""
+        except WireError as error:
+            received(tree.object_id)
+            return message_from_proto(envelope), str(error)
 
     def send(self, reply: Message, seconds: float) -> None:
         """A reply, in the pieces that Flower makes of it."""
@@ -240,12 +253,13 @@ def _serve(device: Device, session: Session, limit: int, stay: bool, note: Calla
     """Answer messages; true when the server has said goodbye."""
     while True:
         try:
-            message = session.receive()
-            if message is None:
+            received = session.receive(limit)
+            if received is None:
                 time.sleep(_POLL_SECONDS)
                 continue
             began = time.monotonic()
-            reply = answer(device, message, limit)
+            message, wrong = received
+            reply = refusal(message, wrong) if wrong else answer(device, message, limit)
             if reply.has_error():
                 note(f"refused {message.metadata.message_type}: {reply.error.reason}")
             session.send(reply, time.monotonic() - began)

@@ -1,7 +1,9 @@
 """Flower's SuperLink with a door-keeper: `python flower_link.py` takes what `flower-superlink` takes.
 
 The SuperLink answers its clients, its operators and its executors on one port, and asks only its clients who they are:
-whoever reaches the port could start a run, which is code. So all but the clients' part is for this machine alone.
+whoever reaches the port could start a run, which is code. So all but the clients' part is for this machine alone. And
+it takes messages of any length, in pieces: the door-keeper counts them, and closes the door on a message that is longer
+than what is allowed.
 """
 
 from __future__ import annotations
@@ -11,11 +13,19 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
 from typing import Any
 
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectRequest
+from google.protobuf.message import DecodeError
+
 PARENT = "COTERIE_PARENT_PID"
 LIMIT = "COTERIE_MESSAGE_LIMIT"
 _FLEET = "/v1/fleet/"
 _DOORS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
-_FRAMING = 1 << 20  # Flower cuts messages into pieces of 5 MB; a whole request is never much longer than our limit
+_MESSAGE, _PIECE = "/v1/fleet/push-messages", "/v1/fleet/push-object"
+_FRAMING = 1 << 20
+_LARGEST_PIECE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _FRAMING
+_UPLOADS = 1 << 16
 _LOCAL = ("localhost", "testclient")
 
 Scope = MutableMapping[str, Any]
@@ -24,11 +34,34 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class Uploads:
+    """How much has come of each message that is being sent in pieces."""
+
+    def __init__(self, limit: int) -> None:
+        # one piece more than allowed: the server reads what is there, and sees that it is too much
+        self._limit, self._come = limit + _LARGEST_PIECE, dict[str, int]()
+
+    def begin(self, answer: bytes) -> None:
+        """The SuperLink has said what to send, and under which name."""
+        self._come[PushMessagesResponse.FromString(answer).session_id] = 0
+        while len(self._come) > _UPLOADS:
+            del self._come[next(iter(self._come))]
+
+    def refuses(self, body: bytes) -> str:
+        """What is wrong with this piece, if anything."""
+        piece = PushObjectRequest.FromString(body)
+        if piece.session_id not in self._come:
+            return "a piece of no message"
+        self._come[piece.session_id] += len(piece.object_content)
+        return "" if self._come[piece.session_id] <= self._limit else "a message that is longer than what is allowed"
+
+
 class DoorKeeper:
-    """Lets clients to the clients' part, this machine to the rest; refuses requests that are too long; says so."""
+    """Lets clients to the clients' part, this machine to the rest; refuses what is too long; says so."""
 
     def __init__(self, app: App, limit: int, say: Callable[[str], None]) -> None:
         self._app, self._limit, self._say = app, limit, say
+        self.uploads = Uploads(limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request."""
@@ -40,22 +73,65 @@ class DoorKeeper:
         if not path.startswith(_FLEET) and not _is_local(host):
             await self._refuse(send, 403, f"{host} asked for {path}, which is for this machine alone")
             return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._limit + _FRAMING:
-            await self._refuse(send, 413, f"{host} sent a message that is larger than the {self._limit} bytes allowed")
+        if path.startswith(_FLEET):
+            await self._clients_part(scope, receive, send, host, path)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _clients_part(self, scope: Scope, receive: Receive, send: Send, host: str, path: str) -> None:
+        body = await _read(scope, receive)
+        wrong = "a request that is longer than any of Flower's" if body is None else ""
+        try:
+            wrong = wrong or (self.uploads.refuses(body or b"") if path == _PIECE else "")
+        except DecodeError:
+            wrong = "something else than a piece"
+        if wrong:
+            await self._refuse(send, 413, f"{host} sent {wrong} (--max-megabytes {self._limit >> 20})")
             return
+        status, answer = 0, b""
+
+        async def again() -> MutableMapping[str, Any]:
+            nonlocal body
+            if body is None:
+                return await receive()
+            event, body = {"type": "http.request", "body": body, "more_body": False}, None
+            return event
 
         async def watched(event: MutableMapping[str, Any]) -> None:
-            if event["type"] == "http.response.start" and path in _DOORS and event["status"] >= 400:
-                self._say(f"turned away: {host} has no key that is known here ({path}: {event['status']})")
+            nonlocal status, answer
+            if event["type"] == "http.response.start":
+                status = event["status"]
+                if path in _DOORS and status >= 400:
+                    self._say(f"turned away: {host} has no key that is known here ({path}: {status})")
+            elif path == _MESSAGE and status == 200:
+                answer += event.get("body", b"")
+                if event.get("more_body"):
+                    return
+                self.uploads.begin(answer)  # before the client hears of it, and sends the first piece
+                event = {**event, "body": answer}
             await send(event)
 
-        await self._app(scope, receive, watched)
+        await self._app(scope, again, watched)
 
     async def _refuse(self, send: Send, status: int, reason: str) -> None:
         self._say(f"turned away: {reason}")
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
         await send({"type": "http.response.body", "body": reason.encode()})
+
+
+async def _read(scope: Scope, receive: Receive) -> bytes | None:
+    """A request's body, if it is no longer than a piece of Flower's, whatever length it declares."""
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    if not declared.isdigit() or int(declared) > _LARGEST_PIECE:
+        return None
+    body, more = bytearray(), True
+    while more:
+        event = await receive()
+        body += event.get("body", b"")
+        more = event["type"] == "http.request" and event.get("more_body", False)
+        if len(body) > _LARGEST_PIECE:
+            return None
+    return bytes(body)
 
 
 def _is_local(host: str) -> bool:

@@ -51,11 +51,16 @@ def gathered(
     patience: float,
     go_on: str,
     fits: Callable[[ClientId, Hello], bool] = lambda _, __: True,
+    note: Callable[[str], None] = lambda _: None,
 ) -> dict[ClientId, Hello]:
     """Those who are there, once there are enough of them."""
     until = time.monotonic() + patience
+    seen: set[ClientId] = set()
     while True:
         there = {client: hello for client, hello in transport.look().items() if fits(client, hello)}
+        for client in sorted(set(there) - seen):
+            seen.add(client)
+            note(f"{client} is there ({len(seen)} of {least})")
         if len(there) >= least:
             return there
         if time.monotonic() > until:
@@ -96,6 +101,7 @@ class RemoteFederation(Engine):
         self._prepared, self._safe = False, 0
         self._silent: set[ClientId] = set()
         self._refused: set[ClientId] = set()
+        self._said: set[tuple[ClientId, str]] = set()
         self._present: tuple[ClientId, ...] = ()
         self._gather()
         self._known |= set() if known else set(self._present)
@@ -175,8 +181,18 @@ class RemoteFederation(Engine):
         self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
         replies: Replies[R] = self._accept(question.function, asked, answers, failed)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
+        self._tell(replies.failed)
         lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(asked)}
         return Replies(replies.ids, replies.value, {**replies.failed, **lost})
+
+    def _tell(self, failed: Mapping[ClientId, Failure]) -> None:
+        """Say whose replies are missing: of those who are gone each time, of bad ones the first of a kind."""
+        for client, failure in failed.items():
+            if failure.kind in ("late", "lost"):
+                self._note(f"going on without {client} in round {self.round + 1}: {failure.reason}")
+            elif (client, failure.kind) not in self._said:
+                self._said.add((client, failure.kind))
+                self._note(f"refused the reply of {client} in round {self.round + 1}: {failure.reason}")
 
     def _accept(
         self,

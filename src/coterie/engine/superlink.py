@@ -127,7 +127,8 @@ class SuperLink:
             grid._retry_invoker.max_tries = 1  # nothing to wait for at the end
             with suppress(httpx.HTTPError):  # the SuperLink may be gone, and the run with it
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
-            heart.stop()
+            with suppress(RuntimeError):  # it stops by itself when the SuperLink does
+                heart.stop()
             grid.close()
 
     def _start_run(self) -> int:
