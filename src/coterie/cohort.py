@@ -22,6 +22,7 @@ from coterie.data.samples import ClientData, ClientId, Samples
 from coterie.rng import Key, key64, rng
 from coterie.states import Stack, State, clone, count, row, stack
 from coterie.task import Task
+from coterie.updates import Updates
 
 Part = Literal["train", "valid", "test"]
 Kept = Tensor | State
@@ -220,10 +221,11 @@ def _torch_sgd(
     if not len(samples) or not opt.epochs:
         return
     module = _loaded(task, state).train()
-    names, weights = zip(*module.named_parameters(), strict=True)
-    anchors = [prox[name] for name in names] if prox is not None else None
-    pulls = [correction[name] for name in names] if correction is not None else None
-    optimiser = _optimiser(list(weights), opt, opt.rate(c.round))
+    named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    trained = list(named.values())
+    anchors = [prox[name] for name in named] if prox is not None else None
+    pulls = [correction[name] for name in named] if correction is not None else None
+    updates = Updates(trained, opt.kind, opt.rate(c.round), opt.momentum, opt.weight_decay)
     size = opt.batch_of(len(samples))
     # BatchNorm has no statistics of the single sample that can be left over at the end of an epoch
     smallest = 2 if _normalises_batches(module) and min(size, len(samples)) > 1 else 1
@@ -236,25 +238,30 @@ def _torch_sgd(
                     continue
                 batch = samples.take(picked)
                 inputs = task.inputs(batch.x)
-                optimiser.zero_grad()
-                task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs)).backward()
-                if pulls is not None:
-                    for weight, pull in zip(weights, pulls, strict=True):
-                        weight.grad.add_(pull)
-                if anchors is not None:
-                    for weight, anchor in zip(weights, anchors, strict=True):
-                        weight.grad.add_(weight.detach() - anchor, alpha=mu)
-                optimiser.step()
+                loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
+                gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+                updates.step(_corrected(gradients, trained, pulls, anchors, mu))
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             state[name].copy_(tensor)
 
 
-def _optimiser(weights: list[nn.Parameter], opt: Optimiser, lr: float) -> torch.optim.Optimizer:
-    # fused: one pass over each weight instead of four
-    if opt.kind == "adam":
-        return torch.optim.Adam(weights, lr=lr, weight_decay=opt.weight_decay, fused=True)
-    return torch.optim.SGD(weights, lr=lr, momentum=opt.momentum, weight_decay=opt.weight_decay, fused=True)
+def _corrected(
+    gradients: Sequence[Tensor | None],
+    weights: Sequence[Tensor],
+    pulls: Sequence[Tensor] | None,
+    anchors: Sequence[Tensor] | None,
+    mu: float,
+) -> list[Tensor | None]:
+    """Gradients with SCAFFOLD's correction and the pull mu (w - anchor) of a proximal term added."""
+    found = list(gradients)
+    for index, gradient in enumerate(found):
+        if gradient is not None and pulls is not None:
+            gradient = gradient + pulls[index]
+        if gradient is not None and anchors is not None:
+            gradient = gradient.add(weights[index].detach() - anchors[index], alpha=mu)
+        found[index] = gradient
+    return found
 
 
 def _normalises_batches(module: nn.Module) -> bool:

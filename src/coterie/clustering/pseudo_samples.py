@@ -6,7 +6,6 @@ per sample. The networks are in evaluation mode and stay as they are; only pixel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +17,10 @@ from coterie import fast
 from coterie.kernel import Net
 from coterie.states import Stack, clone, count, row
 from coterie.task import Task
+from coterie.updates import Updates
 
 _TINY = 1e-12  # the norm has no gradient at 0
 _EPS = 1e-5
-_BETAS, _ADAM_EPS = (0.9, 0.999), 1e-8
 
 
 @dataclass(frozen=True)
@@ -83,31 +82,12 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.contiguous()
 
 
-class _Adam:
-    """Adam in place, as torch.optim has it: that module alone takes a second to import."""
-
-    def __init__(self, weights: Sequence[Tensor], lr: float) -> None:
-        self._weights, self._lr, self._steps = weights, lr, 0
-        self._means = [torch.zeros_like(tensor) for tensor in weights]
-        self._squares = [torch.zeros_like(tensor) for tensor in weights]
-
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """Move every weight against its gradient."""
-        self._steps += 1
-        b1, b2 = _BETAS
-        for w, g, m, v in zip(self._weights, gradients, self._means, self._squares, strict=True):
-            m.lerp_(g, 1 - b1)
-            v.mul_(b2).addcmul_(g, g, value=1 - b2)
-            scale = (v / (1 - b2**self._steps)).sqrt_().add_(_ADAM_EPS)
-            w.addcdiv_(m, scale, value=-self._lr / (1 - b1**self._steps))
-
-
 def back_search(task: Task, clusters: Stack, start: Tensor, objective: Objective, steps: int, lr: float) -> Tensor:
     """Adam on the pixels: samples [K, C, M, ...] of class k for every cluster, from `start`."""
     k, classes, per_class = start.shape[:3]
     labels = torch.arange(classes).repeat_interleave(per_class).expand(k, -1)
     x = start.flatten(1, 2).clone()
-    read, adam = _Readers(task, clusters), _Adam([x], lr)
+    read, adam = _Readers(task, clusters), Updates([x], "adam", lr)
     for _ in range(steps):
         adam.step([read.gradient(x, labels)[1] + objective.pull(x)])
         if objective.clip:
@@ -163,7 +143,7 @@ def train_generators(
     k, noise_size = count(clusters), start["in.weight"].shape[1] - task.classes
     weights = {name: tensor.requires_grad_() for name, tensor in clone(start).items()}
     values = list(weights.values())
-    read, adam = _Readers(task, clusters), _Adam([tensor.detach() for tensor in values], lr)
+    read, adam = _Readers(task, clusters), Updates([tensor.detach() for tensor in values], "adam", lr)
     for _ in range(steps):
         noise = torch.randn(k, batch, noise_size, generator=g)
         labels = torch.randint(task.classes, (k, batch), generator=g)

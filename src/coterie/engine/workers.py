@@ -104,8 +104,6 @@ class ProcessWorkers:
         self._replaced = False
         self._crew: list[_Process] = []
         self._message = Arena()
-        # the first optimiser imports hundreds of modules, which takes seconds: once here, not in every worker
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         for _ in range(workers):
             self._crew.append(self._start(_Arenas(self._message, Arena(), Arena())))
 

