@@ -354,6 +354,7 @@ class FedCG(ServerMethod[Domains]):
             "lambda": sum(scales) / len(scales) if scales else 1.0,
             "domains": [float(n) for n in counts / samples],
             "lambdas": scales,
+            **({"adjacency": model["adjacency"].flatten().tolist()} if "adjacency" in model else {}),
         }
 
     def assess(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:

@@ -23,7 +23,7 @@ from coterie.methods.fedcg import UNEVEN, FedCG
 from coterie.methods.oracle import Oracle
 from coterie.models import build_model
 from coterie.reproduce.registry import experiment
-from coterie.reproduce.tables import Note, markdown, spread
+from coterie.reproduce.tables import DOMAIN_COLUMNS, Note, cell, heading, logged, markdown, spread
 from coterie.rng import rng
 from coterie.run import run
 
@@ -127,20 +127,21 @@ def _table(
     settings: Mapping[str, Any],
     rounds: int,
 ) -> str:
-    """Every method in every setting with every seed; finished runs are kept."""
+    """Every method in every setting with every seed; finished runs are kept. What is logged is over all settings."""
     rows = []
     for label, method in methods.items():
-        cells = []
+        cells, logs = [], []
         for setting, population in settings.items():
+            folders = [out / _plain(f"{label} {setting}") / f"seed{seed}" for seed in seeds]
             found = [
-                _accuracy(out / _plain(f"{label} {setting}") / f"seed{seed}", method, population, rounds, seed)
-                for seed in seeds
+                _accuracy(folder, method, population, rounds, seed) for folder, seed in zip(folders, seeds, strict=True)
             ]
+            logs += [logged(folder) for folder in folders]
             note(f"{label} {setting}: unseen clients {found}")
             cells.append(spread([100 * value for value in found], 2))
-        rows.append([label, *cells])
+        rows.append([label, *cells, *(cell(column, [log[column] for log in logs]) for column in DOMAIN_COLUMNS)])
     head = [f"unseen clients %{', ' * bool(setting)}{setting}" for setting in settings]
-    text = markdown(["", *head], rows)
+    text = markdown(["", *head, *map(heading, DOMAIN_COLUMNS)], rows)
     (out / "table.md").write_text(text)
     return text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,10 +29,21 @@ _COLUMNS = {
     "precision": ("precision", 1.0, 3),
     "recall": ("recall", 1.0, 3),
     "received": ("models received per peer", 1.0, 1),
+    "lambda": ("lambda", 1.0, 2),
+    "evenness": ("evenness", 1.0, 2),
+    "largest domain": ("largest domain", 1.0, 2),
 }
-_LOGGED = ("precision", "recall", "received")
-"""What peer-to-peer methods log in every round."""
+_LISTS = {
+    "domains": "samples by domain, largest first",
+    "adjacency": "A: diagonal; the rest",
+}
+"""Columns whose values are lists: shares of the domains, and a square matrix row by row."""
+DOMAIN_COLUMNS = ("lambda", "evenness", "largest domain", "domains", "adjacency")
+"""What FedCG logs in every round."""
+_LOGGED = ("precision", "recall", "received", *DOMAIN_COLUMNS)
+"""What a method logs in every round: peer-to-peer ones, and those with domains."""
 _TO_TARGET = "to_target"
+_SHOWN = 8
 
 
 def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: Note) -> str:
@@ -48,20 +60,20 @@ def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: N
         for seed in seeds:
             folder = out / _folder(row["label"]) / f"seed{seed}"
             results.append(
-                {**once(config, seed, folder, _Quiet(note)), **_cost(folder, table.get("target")), **_logged(folder)}
+                {**once(config, seed, folder, _Quiet(note)), **_cost(folder, table.get("target")), **logged(folder)}
             )
             note(f"{row['label']}, seed {seed}: accuracy {results[-1]['accuracy']:.4f}, ARI {results[-1]['ari']}")
-        cells = [_cell(column, [result[column] for result in results]) for column in columns]
+        cells = [cell(column, [result[column] for result in results]) for column in columns]
         paper = row.get("paper", {})
         published = [str(paper.get(column, "")) for column in columns if _cited(table, column)]
         lines.append([row["label"], *published, *cells])
-    cited = [f"paper: {_COLUMNS[column][0]}" for column in columns if _cited(table, column)]
-    text = markdown(["", *cited, *(_COLUMNS[column][0] for column in columns)], lines)
+    cited = [f"paper: {heading(column)}" for column in columns if _cited(table, column)]
+    text = markdown(["", *cited, *map(heading, columns)], lines)
     (out / "table.md").write_text(text)
     return text
 
 
-def _logged(folder: Path) -> dict[str, float | None]:
+def logged(folder: Path) -> dict[str, Any]:
     """What the method logged in the last round."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     last: Mapping[str, Any] = next((event["log"] for event in reversed(events) if event["event"] == "round"), {})
@@ -90,12 +102,41 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
-def _cell(column: str, values: Sequence[float | None]) -> str:
+def heading(column: str) -> str:
+    """What a column is called."""
+    return _LISTS[column] if column in _LISTS else _COLUMNS[column][0]
+
+
+def cell(column: str, values: Sequence[Any]) -> str:
+    """The values of all seeds in one cell; None where a run has none."""
+    if column in _LISTS:
+        lists = [value for value in values if value is not None]
+        return (_shares if column == "domains" else _matrices)(lists) if lists else "–"
     _, scale, digits = _COLUMNS[column]
     known = [value * scale for value in values if value is not None]
     if column.endswith(_TO_TARGET) and len(known) < len(values):
         return f"{len(known)} of {len(values)} seeds" if known else "never"
     return spread(known, digits) if known else "–"
+
+
+def _shares(histograms: Sequence[Sequence[float]]) -> str:
+    """Means over the seeds, place by place: the numbers of the domains mean nothing across seeds."""
+    places = zip(*(sorted(shares, reverse=True) for shares in histograms), strict=True)
+    means = [f"{statistics.fmean(place):.2f}" for place in places]
+    return " ".join(means[:_SHOWN]) + " …" * (len(means) > _SHOWN)
+
+
+def _matrices(matrices: Sequence[Sequence[float]]) -> str:
+    """The smallest and the largest entry over all seeds, of the diagonal and of the rest."""
+    size = math.isqrt(len(matrices[0]))
+    diagonal = [entry for matrix in matrices for entry in matrix[:: size + 1]]
+    rest = [entry for matrix in matrices for place, entry in enumerate(matrix) if place % (size + 1)]
+    return "; ".join(_range(part) for part in (diagonal, rest) if part)
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.3f}", f"{max(values):.3f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _cited(table: Mapping[str, Any], column: str) -> bool:
