@@ -137,11 +137,19 @@ def test_a_late_peer_skips_what_the_others_have_done_and_is_asked(tmp_path: Path
     assert '"others": 4' in (tmp_path / "0" / "events.jsonl").read_text()
 
 
-def swarm(name: str, port: int, seeds: tuple[str, ...] = (), security: PeerSecurity | None = None) -> Swarm:
+def swarm(
+    name: str,
+    port: int,
+    seeds: tuple[str, ...] = (),
+    security: PeerSecurity | None = None,
+    *,
+    limit: int = 1 << 20,
+    note: Callable[[str], None] = lambda _: None,
+) -> Swarm:
     from coterie.engine.orders import Hello
 
     hello = Hello(name, (1, 8, 8), 10, "uint8", 5, (0.5,), (0.5,))
-    return Swarm(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), 1 << 20)
+    return Swarm(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
 
 
 def soon(true: Callable[[], object]) -> None:
@@ -203,6 +211,67 @@ def test_peers_of_another_authority_do_not_get_in(tmp_path: Path) -> None:
     finally:
         for peer in (a, b, c, d):
             peer.close()
+
+
+def test_a_peer_under_anothers_name_is_turned_away(tmp_path: Path) -> None:
+    """m is of our CA, and calls itself b: before b comes and while it is there."""
+    from coterie.engine.certificates import make_certificates
+
+    make_certificates(tmp_path, ["a", "b", "m"], ["127.0.0.1"])
+    own = {name: PeerSecurity.of(tmp_path / "clients" / name) for name in ("a", "b", "m")}
+    with pytest.raises(CoterieError, match=r"is the certificate of 'm', not of 'b'"):
+        swarm("b", free_port(), (), own["m"])
+    heard: list[str] = []
+    ports = [free_port() for _ in range(3)]
+    seed = (f"127.0.0.1:{ports[0]}",)
+    a = swarm("a", ports[0], (), own["a"], note=heard.append)
+    m, b = swarm("m", ports[1], seed, own["m"]), swarm("b", ports[2], seed, own["b"])
+    try:
+        a.enter()
+        m.name = "b"
+        m.enter()
+        soon(lambda: heard)
+        assert heard == ["turned away a peer that calls itself 'b': its certificate is that of 'm'"]
+        assert a.others() == set()
+        b.enter()  # nobody can keep it from its own name
+        soon(lambda: a.others() == {"b"})
+        m.offer(5, {False: b"false", True: b"false"}, latest_is_fine=False)
+        b.offer(0, {False: b"true", True: b"true"}, latest_is_fine=False)
+        for _ in range(5):
+            assert a.fetch(0, ["b"], start=False, seconds=20.0) == {"b": b"true"}
+        assert a.fetch(5, ["b"], start=False, seconds=1.0) == {}
+        soon(lambda: a.progress() == {"b": 0})
+        assert a.ask("progress", ["b"]) == {"b": "0"}
+        assert any("has not signed" in text for text in heard)
+    finally:
+        for peer in (m, b, a):
+            peer.close()
+
+
+def test_an_answer_that_is_too_long_is_not_put_together() -> None:
+    """1 MB is allowed: a little more is refused by its length, much more is dropped by zenoh piece by piece."""
+    heard: list[str] = []
+    ports = [free_port(), free_port()]
+    a = swarm("a", ports[0], note=heard.append)
+    b = swarm("b", ports[1], (f"127.0.0.1:{ports[0]}",), limit=1 << 26)
+    try:
+        a.enter()
+        b.enter()
+        soon(lambda: a.others() == {"b"})
+        with pytest.raises(CoterieError, match="1048577 bytes; allow that at every peer with --max-megabytes"):
+            a.offer(0, {False: bytes((1 << 20) + 1)}, latest_is_fine=False)
+        for number, size in enumerate((1 << 20, (1 << 20) + 1, 1 << 25)):
+            b.offer(number, {False: bytes(size)}, latest_is_fine=False)
+        assert len(a.fetch(0, ["b"], start=False, seconds=20.0)["b"]) == 1 << 20
+        assert a.fetch(1, ["b"], start=False, seconds=5.0) == {}
+        assert "it sends 1048577 bytes, more than the 1048576 allowed" in heard[0]
+        assert a.fetch(2, ["b"], start=False, seconds=5.0) == {}
+        assert len(heard) == 1  # it never arrived
+        soon(lambda: a.others() == {"b"})
+        assert len(a.fetch(0, ["b"], start=False, seconds=20.0)["b"]) == 1 << 20  # and b is heard as before
+    finally:
+        b.close()
+        a.close()
 
 
 @pytest.mark.parametrize(

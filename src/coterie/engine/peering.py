@@ -57,7 +57,7 @@ def run_peer(
     if (out / "result.json").is_file():
         raise CoterieError(f"The run in {out} is finished; choose another --out.")
     folder = RunFolder(out) if resume else RunFolder.create(out, config.to_toml())
-    swarm = Swarm(name, network_of(config), device.hello, address, options.limit)
+    swarm = Swarm(name, network_of(config), device.hello, address, options.limit, watcher.note)
     try:
         swarm.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")

@@ -2,16 +2,19 @@
 
 Every peer listens, connects to one or more seeds and hears of the others by gossip. A liveliness token says that it is
 there; queryables answer "who are you", "how far are you" and "your model of round t". Nothing that arrives is more than
-bytes of `wire`, checked by whoever asked.
+bytes of `wire`, checked by whoever asked. With certificates, all of it is signed, and only those who have shown that a
+name is theirs are there at all (see `identity`).
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -19,13 +22,16 @@ from urllib.parse import quote, unquote
 import zenoh
 
 from coterie.data.samples import ClientId
+from coterie.engine.identity import Identity, Impostor
 from coterie.engine.orders import Hello, from_text, to_text
 from coterie.errors import CoterieError, Unfinished
 from coterie.wire import WireError
 
 _LOOK_SECONDS = 0.05
 _SETTLE_SECONDS = 0.5
+_CONNECT_SECONDS = 3.0
 _QUESTION_SECONDS = 3.0
+_FRAMING = 1 << 16  # what zenoh puts around a payload, and signatures
 _HISTORY = 64  # answers of so many rounds are kept for peers that are behind
 
 
@@ -46,6 +52,10 @@ class PeerSecurity:
                 raise CoterieError(f"There is no {path}; --certs takes a folder that `coterie certs` made for a peer.")
         return made
 
+    def identity(self, name: ClientId) -> Identity:
+        """What the peer signs with; its certificate must be that of its name."""
+        return Identity(name, self.ca, self.certificate, self.key)
+
 
 @dataclass(frozen=True)
 class Address:
@@ -55,8 +65,8 @@ class Address:
     seeds: tuple[str, ...] = ()
     security: PeerSecurity | None = None
 
-    def config(self) -> zenoh.Config:
-        """As zenoh wants it; no multicast: peers are found from seeds alone."""
+    def config(self, limit: int) -> zenoh.Config:
+        """As zenoh wants it: peers are found from seeds alone, and nothing longer than `limit` is put together."""
         kind = "tcp" if self.security is None else "tls"
         tables: dict[str, Any] = {
             "mode": "peer",
@@ -66,6 +76,7 @@ class Address:
             "connect/exit_on_failure": False,
             "scouting/multicast/enabled": False,
             "scouting/gossip/enabled": True,
+            "transport/link/rx/max_message_size": limit + _FRAMING,
         }
         if self.security is not None:
             tables["transport/link/tls"] = {
@@ -89,12 +100,27 @@ class Address:
 class Swarm:
     """One peer's view of the others, and its answers to them."""
 
-    def __init__(self, name: ClientId, network: str, hello: Hello, address: Address, limit: int) -> None:
-        self.name, self.limit = name, limit
+    def __init__(
+        self,
+        name: ClientId,
+        network: str,
+        hello: Hello,
+        address: Address,
+        limit: int,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.name, self.limit, self._note = name, limit, note
+        self._identity = None if address.security is None else address.security.identity(name)
+        self._has_seeds = any(seed != address.listen for seed in address.seeds)
         self.sent = self.received = 0
         self._root = f"coterie/{quote(network, safe='')}"
         self._lock = threading.Lock()
         self._alive: set[ClientId] = set()
+        self._claimed: set[ClientId] = set()
+        self._early: dict[ClientId, tuple[bytes, bytes]] = {}
+        self._stamps: dict[ClientId, int] = {}
+        self._turned_away: set[tuple[ClientId, str]] = set()
+        self._news, self._closed = threading.Event(), threading.Event()
         self._progress: dict[ClientId, int] = {}
         self._own_progress = -1
         self._answers: dict[int, Mapping[bool, bytes]] = {}
@@ -102,54 +128,109 @@ class Swarm:
         self._texts = {"hello": to_text(hello), "agreement": ""}
         self._latest_is_fine = False
         try:
-            self._session = zenoh.open(address.config())
+            self._session = zenoh.open(address.config(limit))
         except zenoh.ZError as error:
             raise CoterieError(f"Cannot listen at {address.listen}: {error}; choose another --listen.") from error
         self._declared: list[Any] = []
-        self._watch()
-
-    def _watch(self) -> None:
-        session, own = self._session, quote(self.name, safe="")
         self._declared += [
-            session.liveliness().declare_subscriber(f"{self._root}/alive/*", self._on_life, history=True),
-            session.declare_subscriber(f"{self._root}/progress/*", self._on_progress),
-            session.declare_queryable(f"{self._root}/told/{own}", self._on_question),
-            session.declare_queryable(f"{self._root}/model/{own}", self._on_request),
+            self._session.liveliness().declare_subscriber(f"{self._root}/alive/*", self._on_life, history=True),
+            self._session.declare_subscriber(f"{self._root}/progress/*", self._on_progress),
         ]
+        if self._identity is not None:
+            threading.Thread(target=self._meet_newcomers, daemon=True).start()
 
     def enter(self) -> None:
         """Show oneself to the others, under a name that nobody else has."""
+        until = time.monotonic() + _CONNECT_SECONDS
+        while self._has_seeds and not self._session.info.peers_zid() and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
         time.sleep(_SETTLE_SECONDS)  # hear of the others first
-        if self.name in self.others(everyone=True):
+        with self._lock:
+            taken = self.name in self._claimed
+        if taken and (self._identity is None or self.ask("hello", [self.name])):
             raise CoterieError(f"There is a peer {self.name!r} in this network already; choose another --name.")
-        token = self._session.liveliness().declare_token(f"{self._root}/alive/{quote(self.name, safe='')}")
-        self._declared.append(token)
+        own = quote(self.name, safe="")
+        self._declared += [
+            self._session.declare_queryable(f"{self._root}/told/{own}", self._on_question),
+            self._session.declare_queryable(f"{self._root}/model/{own}", self._on_request),
+            self._session.liveliness().declare_token(f"{self._root}/alive/{own}"),
+        ]
 
     def _on_life(self, sample: Any) -> None:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
         with self._lock:
             if sample.kind == zenoh.SampleKind.PUT:
-                self._alive.add(name)
+                self._claimed.add(name)
+                if self._identity is None:
+                    self._alive.add(name)
             else:
+                self._claimed.discard(name)
                 self._alive.discard(name)
+        self._news.set()
+
+    def _meet_newcomers(self) -> None:
+        """Have whoever turns up show that its name is its own; who does not answer is asked again after a while."""
+        while not self._closed.is_set():
+            self._news.wait(_QUESTION_SECONDS)
+            self._news.clear()
+            with self._lock:
+                new = sorted(self._claimed - self._alive - {self.name})
+            for name in self.ask("hello", new) if new and not self._closed.is_set() else ():
+                with self._lock:
+                    if name in self._claimed:
+                        self._alive.add(name)
+                    early = self._early.pop(name, None)
+                if early is not None:
+                    self._take_progress(name, *early)
 
     def _on_progress(self, sample: Any) -> None:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
+        if len(sample.payload) > 60 or name == self.name:
+            return
         text = sample.payload.to_bytes()
-        if len(text) < 20 and text.lstrip(b"-").isdigit():
-            with self._lock:
-                self._progress[name] = int(text)
+        signature = b"" if sample.attachment is None else sample.attachment.to_bytes()
+        with self._lock:
+            stranger = self._identity is not None and name not in self._alive
+            if stranger and name in self._claimed:
+                self._early[name] = (text, signature)  # believed, or not, when it has introduced itself
+        if not stranger:
+            self._take_progress(name, text, signature)
+
+    def _take_progress(self, name: ClientId, text: bytes, signature: bytes) -> None:
+        try:
+            progress, stamp = map(int, text.split(b";"))
+            if self._identity is not None:
+                self._identity.check(name, f"{self._root}/progress/{quote(name, safe='')}", text, signature)
+        except ValueError:
+            return
+        except Impostor as error:
+            self._turn_away(name, str(error))
+            return
+        with self._lock:
+            if stamp > self._stamps.get(name, 0):  # what is heard again is old
+                self._stamps[name], self._progress[name] = stamp, progress
+
+    def _turn_away(self, name: ClientId, why: str) -> None:
+        with self._lock:
+            known = (name, why) in self._turned_away
+            self._turned_away.add((name, why))
+        if not known:
+            self._note(f"turned away a peer that calls itself {name!r}: {why}")
 
     def _on_question(self, query: Any) -> None:
-        what = str(query.parameters)
-        told = str(self._own_progress) if what == "progress" else self._texts.get(what, "")
-        query.reply(query.key_expr, told)
+        what = str(query.parameters).partition(";")[0]
+        told = (str(self._own_progress) if what == "progress" else self._texts.get(what, "")).encode()
+        about = f"{query.key_expr}?{query.parameters}"
+        shown = None
+        if self._identity is not None:
+            shown = (self._identity.introduction if what == "hello" else self._identity.sign)(about, told)
+        query.reply(query.key_expr, told, attachment=shown)
         query.drop()
 
     def _on_request(self, query: Any) -> None:
         """Somebody asks for our model of a round; if we are not there yet, it is answered when we are."""
         try:
-            when, start, patience = str(query.parameters).split(";")
+            when, start, patience, _ = str(query.parameters).split(";")
             number, told, until = int(when), start == "1", time.monotonic() + int(patience) / 1000
         except ValueError:
             query.drop()
@@ -166,12 +247,17 @@ class Swarm:
         query.drop()
 
     def _reply(self, query: Any, answer: bytes) -> None:
-        query.reply(query.key_expr, answer)
+        about = f"{query.key_expr}?{query.parameters}"
+        signed = None if self._identity is None else self._identity.sign(about, answer)
+        query.reply(query.key_expr, answer, attachment=signed)
         with self._lock:
             self.sent += len(answer)
 
     def offer(self, round: int, answers: Mapping[bool, bytes], *, latest_is_fine: bool) -> None:
         """Our answers of a round, without and with where the training began; those who wait for them get them now."""
+        longest = max(map(len, answers.values()))
+        if longest > self.limit:
+            raise CoterieError(f"An answer takes {longest} bytes; allow that at every peer with --max-megabytes.")
         with self._lock:
             self._latest_is_fine = latest_is_fine
             self._answers[round] = answers
@@ -191,16 +277,18 @@ class Swarm:
     def announce(self, progress: int) -> None:
         """Tell the others how far we are."""
         self._own_progress = max(self._own_progress, progress)
-        self._session.put(f"{self._root}/progress/{quote(self.name, safe='')}", str(self._own_progress))
+        key, text = f"{self._root}/progress/{quote(self.name, safe='')}", f"{self._own_progress};{time.time_ns()}"
+        signed = None if self._identity is None else self._identity.sign(key, text.encode())
+        self._session.put(key, text, attachment=signed)
 
     def agree(self, text: str) -> None:
         """What the run is about, for those who come later."""
         self._texts["agreement"] = text
 
-    def others(self, *, everyone: bool = False) -> set[ClientId]:
+    def others(self) -> set[ClientId]:
         """Who else is there now."""
         with self._lock:
-            return set(self._alive) if everyone else self._alive - {self.name}
+            return self._alive - {self.name}
 
     def wait_for(self, number: int, seconds: float) -> set[ClientId]:
         """All peers, oneself included, once there are so many of them."""
@@ -216,7 +304,8 @@ class Swarm:
 
     def ask(self, what: str, names: Sequence[ClientId]) -> dict[ClientId, str]:
         """A short text from each of these peers; those that do not answer are missing."""
-        found = self._get([(name, f"told/{quote(name, safe='')}?{what}") for name in names], _QUESTION_SECONDS)
+        asked = [(name, f"told/{quote(name, safe='')}?{what}") for name in names]
+        found = self._get(asked, _QUESTION_SECONDS, introduced=what == "hello")
         return {name: data.decode(errors="replace") for name, data in found.items() if data}
 
     def hellos(self, names: Sequence[ClientId]) -> dict[ClientId, Hello]:
@@ -248,28 +337,55 @@ class Swarm:
         self.received += sum(map(len, found.values()))
         return found
 
-    def _get(self, questions: Sequence[tuple[ClientId, str]], seconds: float) -> dict[ClientId, bytes]:
-        """Ask all at once; take what has come when the time is over."""
+    def _get(
+        self, questions: Sequence[tuple[ClientId, str]], seconds: float, *, introduced: bool = False
+    ) -> dict[ClientId, bytes]:
+        """Ask all at once; take what has come when the time is over. What is said in another's name does not count."""
         found: dict[ClientId, bytes] = {}
-        open_ = threading.Semaphore(0)
+        open_, done = threading.Semaphore(0), set[str]()
 
-        def heard(name: ClientId) -> Callable[[Any], None]:
+        def end(about: str) -> None:
+            with self._lock:
+                first = about not in done
+                done.add(about)
+            if first:
+                open_.release()
+
+        def heard(name: ClientId, about: str) -> Callable[[Any], None]:
             def take(reply: Any) -> None:
-                if reply.ok is not None:
-                    found[name] = reply.ok.payload.to_bytes()
+                if reply.ok is None:
+                    return
+                try:
+                    found.setdefault(name, self._believed(name, about, reply.ok, introduced))
+                    end(about)  # whoever else uses this name need not be waited for
+                except Impostor as error:
+                    self._turn_away(name, str(error))
 
             return take
 
         for name, selector in questions:
-            handler = zenoh.handlers.Callback(heard(name), drop=lambda: open_.release())
-            self._session.get(f"{self._root}/{selector}", handler, timeout=seconds)
+            full = f"{self._root}/{selector};{secrets.token_hex(8)}"  # no answer to an earlier question will do
+            handler = zenoh.handlers.Callback(heard(name, full), drop=partial(end, full))
+            self._session.get(full, handler, consolidation=zenoh.ConsolidationMode.NONE, timeout=seconds)
         until = time.monotonic() + seconds
         for _ in questions:
             open_.acquire(timeout=max(until - time.monotonic(), 0.001))
         return dict(found)
 
+    def _believed(self, name: ClientId, about: str, sample: Any, introduced: bool) -> bytes:
+        """An answer's bytes, once their number and their signature are right."""
+        if len(sample.payload) > self.limit:
+            raise Impostor(f"it sends {len(sample.payload)} bytes, more than the {self.limit} allowed")
+        data: bytes = sample.payload.to_bytes()
+        if self._identity is not None:
+            shown = b"" if sample.attachment is None else sample.attachment.to_bytes()
+            (self._identity.meet if introduced else self._identity.check)(name, about, data, shown)
+        return data
+
     def close(self) -> None:
         """Leave."""
+        self._closed.set()
+        self._news.set()
         for declared in reversed(self._declared):
             declared.undeclare()
         self._session.close()  # type: ignore[no-untyped-call]
