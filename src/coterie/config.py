@@ -30,6 +30,7 @@ class ScenarioConfig:
     groups: int | None = None
     alpha: float | None = None
     partition: str | None = None
+    pixels: str | None = None
     image_size: int | None = None
     validation: float = 0.0
     unseen: float = 0

@@ -46,6 +46,7 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
         groups=scenario.groups,
         alpha=scenario.alpha,
         partition=scenario.partition,
+        pixels=scenario.pixels,
         image_size=scenario.image_size,
         validation=scenario.validation,
         unseen=int(scenario.unseen) if scenario.unseen >= 1 else scenario.unseen,
@@ -53,7 +54,9 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
     )
 
 
-_SHAPING = {"clients", "samples", "test_samples", "groups", "alpha", "partition", "image_size", "drift", "unseen"}
+_SHAPING = {
+    *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels", "image_size", "drift", "unseen")
+}
 
 
 def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Module]:

@@ -195,6 +195,13 @@ def test_writers_errors(root: Path, tmp_path: Path) -> None:
         build("mnist-writers", seed=0, root=tmp_path)
 
 
+def test_pixels_are_scaled_as_asked() -> None:
+    ends = torch.tensor([[[[0, 16]]]], dtype=torch.uint8)
+    for pixels, expected in ((None, [0.0, 1.0]), ("unit", [0.0, 1.0]), ("symmetric", [-1.0, 1.0])):
+        population = build("rotated-digits", seed=0, pixels=pixels)
+        assert population.normalise(ends, torch.float64).flatten().tolist() == expected
+
+
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_every_partition_of_digits(partition: str) -> None:
     alpha = None if partition in ("equal", "balanced", "shards") else 5.0
@@ -258,6 +265,7 @@ def test_unseen_and_drift_and_validation() -> None:
         ({"unseen": 1.5}, "unseen is 1.5"),
         ({"partition": "dirichle"}, "no partition 'dirichle'; did you mean 'dirichlet'"),
         ({"partition": "dirichlet"}, "needs an alpha"),
+        ({"pixels": "units"}, "no scale of pixels 'units'; did you mean 'unit'"),
         ({"partition": "shards", "alpha": 1.0}, "has no alpha"),
         ({"partition": "shards", "samples": 100}, "need 4000 and there are 1400"),
         ({"partition": "dirichlet", "alpha": 1.0, "samples": None, "clients": 2000}, "ask for less"),

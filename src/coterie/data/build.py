@@ -15,7 +15,7 @@ from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Source, numbered
 from .samples import Samples
-from .scenarios import ALPHA_PARTITIONS, PARTITIONS, SCENARIOS, Scenario
+from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, Scenario
 from .share import Sharing, share_own_test, share_split
 from .shift import Shift, combine, cycles, domains, rotations, swaps
 from .users import build_users
@@ -38,14 +38,16 @@ def build(
     drift: Drift | Sequence[Drift] | None = None,
     unseen: int | float = 0,
     partition: str | None = None,
+    pixels: str | None = None,
 ) -> LazyPopulation:
     """The population of a named scenario; what is not given comes from the scenario (see `SCENARIOS`).
 
     `samples` are a client's training samples, of which the fraction `validation` is set aside. `unseen` is a
     number of further clients that never train, or a fraction of `clients`. An `alpha` where the scenario's
-    partition has none makes it "dirichlet-client". `root` is the data root (see `data_root`).
+    partition has none makes it "dirichlet-client". `pixels` is how they are scaled, a name in `PIXELS`. `root` is the
+    data root (see `data_root`).
     """
-    given = _Given(clients, samples, test_samples, groups, alpha, image_size, unseen, partition)
+    given = _Given(clients, samples, test_samples, groups, alpha, image_size, unseen, partition, pixels)
     given.check()
     if name not in SCENARIOS:
         raise unknown("scenario", name, SCENARIOS)
@@ -88,6 +90,7 @@ class _Given:
     image_size: int | None
     unseen: int | float
     partition: str | None
+    pixels: str | None
 
     def check(self) -> None:
         """Refuse what no scenario can do."""
@@ -112,6 +115,8 @@ class _Given:
             raise CoterieError(f"unseen is {self.unseen}; give a number of clients, or a fraction of them below 1.")
         if self.partition is not None and self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
+        if self.pixels is not None and self.pixels not in PIXELS:
+            raise unknown("scale of pixels", self.pixels, PIXELS)
         if self.alpha is not None and self.partition not in (None, *ALPHA_PARTITIONS):
             raise CoterieError(f"The partition {self.partition} has no alpha; leave one of the two out.")
 
@@ -138,6 +143,7 @@ class _Given:
             test_samples=default.test_samples if self.test_samples is None else self.test_samples,
             groups=default.groups if self.groups is None else self.groups,
             image_size=default.image_size if self.image_size is None else self.image_size,
+            normalise=default.normalise if self.pixels is None else replace(default.normalise, **PIXELS[self.pixels]),
         )
 
 

@@ -22,6 +22,11 @@ PARTITIONS: dict[str, str] = {
 }
 ALPHA_PARTITIONS = ("dirichlet", "dirichlet-client", "quantity")
 """Those that need an alpha."""
+PIXELS: dict[str, dict[str, tuple[float, ...]]] = {
+    "unit": {"mean": (0.0,), "std": (1.0,)},
+    "symmetric": {"mean": (0.5,), "std": (0.5,)},
+}
+"""Pixels in [0, 1] or in [-1, 1]."""
 
 
 @dataclass(frozen=True)

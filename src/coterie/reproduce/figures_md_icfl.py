@@ -50,7 +50,8 @@ class _World:
 
     @classmethod
     def of(cls, seed: int, clients: int, samples: int, scenario: str = "rotated-mnist", alpha: float = 100.0) -> _World:
-        population = build(scenario, seed=seed, clients=clients, samples=samples, test_samples=10, alpha=alpha)
+        shape: dict[str, Any] = {"clients": clients, "samples": samples, "test_samples": 10, "alpha": alpha}
+        population = build(scenario, seed=seed, partition="dirichlet-client", pixels="symmetric", **shape)
         task = Task.of(lambda: build_model("lenet5", population.shape, population.classes), population)
         truth = torch.tensor([population.group(client) or 0 for client in population.ids])
         return cls(population, task, truth, seed)
