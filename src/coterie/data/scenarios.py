@@ -22,11 +22,8 @@ PARTITIONS: dict[str, str] = {
 }
 ALPHA_PARTITIONS = ("dirichlet", "dirichlet-client", "quantity")
 """Those that need an alpha."""
-PIXELS: dict[str, dict[str, tuple[float, ...]]] = {
-    "unit": {"mean": (0.0,), "std": (1.0,)},
-    "symmetric": {"mean": (0.5,), "std": (0.5,)},
-}
-"""Pixels in [0, 1] or in [-1, 1]."""
+PIXELS = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,))}
+"""Means and deviations that put pixels into [0, 1] or into [-1, 1]."""
 
 
 @dataclass(frozen=True)
