@@ -9,8 +9,14 @@ from torch import Tensor
 
 from coterie.data.samples import Normalise, Samples
 from coterie.kernel import Net
+from coterie.kernel.library import Library
 from coterie.states import Stack, count
 from coterie.task import Task
+
+
+def library_of(task: Task) -> Library | None:
+    """The compiled kernel where it is used for this task."""
+    return task.net.library if isinstance(task.net, Net) else None
 
 
 def vectors(net: Net, models: Stack) -> Tensor:

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from coterie.kernel import peers
+from coterie.kernel.library import Library
+
 State = dict[str, Tensor]
 Stack = dict[str, Tensor]
 
@@ -86,6 +89,26 @@ def group_means(models: Stack, weights: Tensor, groups: Tensor, previous: Stack)
         name: torch.where(met.view(-1, *[1] * (tensor.dim() - 1)), tensor, previous[name])
         for name, tensor in mixed.items()
     }
+
+
+def bag_means(models: Stack, members: Tensor, sizes: Tensor, library: Library | None = None) -> Stack:
+    """Plain means of a few models each: of those at the first `sizes[0]` rows in `members`, at the next `sizes[1]`, ...
+
+    Computed by the compiled kernel where there is one, else by torch.
+    """
+    return {name: _bag_means(tensor, members, sizes, library) for name, tensor in models.items()}
+
+
+def _bag_means(tensor: Tensor, members: Tensor, sizes: Tensor, library: Library | None) -> Tensor:
+    exact = tensor if tensor.is_floating_point() else tensor.double()
+    rows = exact.reshape(len(exact), -1)
+    if library is not None and peers.takes(rows):
+        means = peers.means(library, rows, members, sizes)
+    else:
+        starts = sizes.cumsum(0) - sizes
+        means = torch.nn.functional.embedding_bag(members, rows, starts, mode="mean")
+    shaped = means.reshape(len(sizes), *tensor.shape[1:])
+    return shaped if tensor.is_floating_point() else shaped.round().to(tensor.dtype)
 
 
 def axpy(a: float, x: Stack, y: Stack) -> Stack:

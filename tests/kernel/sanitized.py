@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.kernel import Net
+from coterie.kernel import Net, peers
 from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
 from coterie.rng import torch_rng
@@ -59,6 +59,16 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
             net.input_gradient(weights, x, y)
 
 
+def _meet(library: Library, dtype: torch.dtype, rows: int, width: int) -> None:
+    """Means and products of models, of awkward widths, in tensors that end where the last model ends."""
+    g = torch_rng(width, "sanitized peers")
+    ends, begins = torch.randn(2, rows, width, generator=g, dtype=dtype)
+    first, second = torch.randint(rows, (2, 3 * rows), generator=g)
+    peers.products(library, [ends.clone()], [[begins.clone()], [begins[:1].clone()]], first, second)
+    peers.means(library, ends.clone(), torch.arange(rows), torch.tensor([1, rows - 1]))
+    peers.means(library, ends[:, width // 2 :], torch.arange(rows), torch.tensor([rows]))
+
+
 def _overrun(library: Library) -> None:
     """Make the kernel read behind the end of a tensor on purpose."""
     net = plan_with(library, nn.Linear(5000, 2), (5000,), "mse")
@@ -85,6 +95,9 @@ def main() -> None:
                 _exercise(small, torch.float32, 23, 10, {"momentum": 0.9, "everything": True})
                 _exercise(small, torch.float64, 7, 33, {"optimiser": "adam"})
                 _exercise(small, torch.float32, 33, 33, {})
+    for width in (1, 31, 512, 1000, 40_000):
+        for dtype in (torch.float32, torch.float64):
+            _meet(library, dtype, 7, width)
     print("clean")
 
 

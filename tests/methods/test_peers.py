@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import wire
+from coterie import fast, wire
 from coterie.data.own import OwnPopulation
 from coterie.engine.faults import Faults
 from coterie.engine.network import NOBODY, members, peer_key, peer_keys
@@ -21,7 +21,7 @@ from coterie.methods import METHODS
 from coterie.methods.neighbourhood import quality
 from coterie.methods.panm import PANM
 from coterie.methods.peers import Answers, Inbox, PeerView, aggregate, answer_of, best, inbox_of
-from coterie.methods.similarity import by_direction, by_loss
+from coterie.methods.similarity import by_direction, by_loss, directions
 from coterie.methods.simulated import Network
 from coterie.run import run
 from coterie.states import Stack, row, stack
@@ -80,6 +80,23 @@ def test_cosines_by_hand() -> None:
     assert torch.allclose(by_direction(c, box, 0.25), both)
     with pytest.raises(CoterieError, match="where local training began"):
         by_direction(c, replace(box, pool=replace(box.pool, start=None)), 0.5)
+
+
+def test_the_kernel_and_torch_agree_on_directions_and_means() -> None:
+    """Twelve models in float64, of which three times four meet; where there is no kernel both are torch."""
+    tasks = [Task(small_net, (1, 8, 8), 10, dtype=torch.float64, use_kernel=use) for use in (True, False)]
+    origin = tasks[0].init(0)
+    end, start = ({n: torch.randn(12, *t.shape, dtype=t.dtype) for n, t in origin.items()} for _ in range(2))
+    index = torch.tensor([[1, 2, 3, -1], [0, 2, -1, 11], [-1, -1, -1, -1], [0, 1, 2, 2]])
+    heard = torch.empty(12, 0, dtype=torch.int64)
+    keys = torch.where(index >= 0, index + 100, NOBODY)
+    box = Inbox(Answers(end, start, heard), torch.arange(4), keys, index, torch.full((4,), 9))
+    fast_one, plain = (directions(task, origin, box, 0.3) for task in tasks)
+    assert torch.allclose(fast_one, plain, rtol=0, atol=1e-12)
+    assert int((plain != 0).sum()) == int(box.mask.sum())
+    chosen = box.mask & (index != 2)
+    mixed, mean = (aggregate(box, chosen, fast.library_of(task)) for task in tasks)
+    assert max(float((mixed[n] - mean[n]).abs().max()) for n in origin) < 1e-12
 
 
 def test_similarity_by_loss_by_hand() -> None:

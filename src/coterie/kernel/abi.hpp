@@ -60,4 +60,28 @@ struct GradientCall {
     double loss;     // the answer: the sum over the samples
 };
 
+// Models as rows, `stride` values apart. Columns from first_column to before last_column are computed.
+struct MeansCall {
+    const void* rows;
+    int64_t stride, width;
+    const int64_t* members;  // rows of the first mean, of the second, ...
+    const int64_t* ends;     // [means] where in `members` each mean ends
+    int64_t means, first_column, last_column;
+    void* out;  // [means][width]
+};
+
+struct ProductsCall {
+    const void* ends;
+    int64_t end_stride;
+    const void* const* begins;     // [kinds] rows to be taken from those of `ends`
+    const int64_t* begin_strides;  // [kinds] 0: one row for all
+    int64_t kinds;
+    const int64_t* rows;  // [row_count] which rows are used
+    int64_t row_count;
+    const int64_t* partners;   // [pairs] places in `rows`: those of the first row, of the second, ...
+    const int64_t* pair_ends;  // [row_count] where in `partners` each row's end
+    int64_t pairs, first_column, last_column;
+    double* products;  // [kinds][pairs], added to
+};
+
 }  // namespace coterie

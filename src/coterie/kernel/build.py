@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_SOURCES = ("train.cpp", "evaluate.cpp", "gradient.cpp")
+_SOURCES = ("train.cpp", "evaluate.cpp", "gradient.cpp", "peers.cpp")
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi")
 # No -ffast-math: NaN and infinity must behave as in torch.
 _FAST = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")

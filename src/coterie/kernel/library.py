@@ -84,6 +84,44 @@ class GradientCall(Structure):
     ]
 
 
+class MeansCall(Structure):
+    """Means of some models (abi.hpp)."""
+
+    _fields_: ClassVar = [
+        ("rows", c_void_p),
+        *[(name, c_int64) for name in ("stride", "width")],
+        *[(name, c_void_p) for name in ("members", "ends")],
+        *[(name, c_int64) for name in ("means", "first_column", "last_column")],
+        ("out", c_void_p),
+    ]
+
+
+class ProductsCall(Structure):
+    """Products of the ways models have gone (abi.hpp)."""
+
+    _fields_: ClassVar = [
+        ("ends", c_void_p),
+        ("end_stride", c_int64),
+        ("begins", POINTER(c_void_p)),
+        ("begin_strides", POINTER(c_int64)),
+        ("kinds", c_int64),
+        ("rows", c_void_p),
+        ("row_count", c_int64),
+        *[(name, c_void_p) for name in ("partners", "pair_ends")],
+        *[(name, c_int64) for name in ("pairs", "first_column", "last_column")],
+        ("products", c_void_p),
+    ]
+
+
+_CALLS: dict[str, type[Structure]] = {
+    "train": TrainCall,
+    "evaluate": EvaluateCall,
+    "gradient": GradientCall,
+    "means": MeansCall,
+    "products": ProductsCall,
+}
+
+
 class Library:
     """The entry points of one compiled variant."""
 
@@ -91,7 +129,7 @@ class Library:
         self.file = file
         self._functions = {}
         handle = ctypes.CDLL(str(file))
-        for name, call in (("train", TrainCall), ("evaluate", EvaluateCall), ("gradient", GradientCall)):
+        for name, call in _CALLS.items():
             for dtype in ("float32", "float64"):
                 function = handle[f"coterie_{name}_{dtype}"]
                 function.argtypes = [POINTER(call)]
@@ -121,6 +159,8 @@ def load(folder: Path = _HERE) -> Library | str:
                 return Library(file)
     except OSError as error:
         return f"the compiled kernel does not load ({error})"
+    except AttributeError:
+        return "the compiled kernel is older than this package; run python -m coterie.kernel.build"
     return f"the kernel is not compiled for this processor ({names[0]}); run python -m coterie.kernel.build"
 
 

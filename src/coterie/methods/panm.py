@@ -4,7 +4,7 @@ Federated Learning with Adaptive Neighbor Matching")."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,8 +15,10 @@ from coterie.clustering.em import same_group
 from coterie.cohort import Cohort
 from coterie.engine.network import NOBODY, Keys, as_rows, draw, members
 from coterie.methods.peers import Inbox, PeerView, best, only, renewed
-from coterie.methods.similarity import LossScore, by_direction, by_loss
+from coterie.methods.similarity import LossScore, by_direction, by_loss, directions
 from coterie.methods.simulated import SimulatedPeers
+from coterie.states import State
+from coterie.task import Task
 
 Stage = Literal["initialise", "match", "gossip"]
 
@@ -136,6 +138,13 @@ class PANM(SimulatedPeers[Matching]):
             scored=renewed(measuring[:, None], torch.where(inbox.mask, inbox.keys, NOBODY), node.scored),
             similarity=renewed(measuring[:, None], similarity, node.similarity),
         ), chosen
+
+    def survey(self, task: Task, origin: State, node: Matching, inbox: Inbox) -> Inbox:
+        """Directions of all peers at once: every model is then read once."""
+        if self.metric == "loss":
+            return inbox
+        measuring = only(inbox, self._measuring(node, inbox.keys))
+        return replace(inbox, similarity=directions(task, origin, measuring, self.alpha))
 
     def similarity(self, c: Cohort, inbox: Inbox) -> Tensor:
         """How like each sender is, [C, m]; 0 where nothing came."""

@@ -16,14 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import wire
+from coterie import fast, wire
 from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
 from coterie.engine.network import NOBODY, Keys, draw, peer_key
 from coterie.federation import Failure, check_reply, on_client
+from coterie.kernel.library import Library
 from coterie.methods.base import LocalTraining, Models
 from coterie.rng import rng
-from coterie.states import Stack, State, concat
+from coterie.states import Stack, State, bag_means, concat
+from coterie.task import Task
 
 N = TypeVar("N")
 LARGEST_GROWTH = 1e3
@@ -45,7 +47,7 @@ class Inbox:
     """What arrived at each of C peers: row `index` of the pool of distinct answers came from peer `keys`.
 
     `index` is -1 where nobody answered. `own` is the peer's own answer, what it would send itself. `known` is how many
-    others the peer knows.
+    others the peer knows. `similarity` [C, m] is what the simulator has measured for all peers at once.
     """
 
     pool: Answers
@@ -53,6 +55,7 @@ class Inbox:
     keys: Tensor
     index: Tensor
     known: Tensor
+    similarity: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -159,6 +162,10 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         """Which peers need the answers to tell also where the local training began, [C]."""
         return torch.zeros(len(wanted), dtype=torch.bool)
 
+    def survey(self, task: Task, origin: State, node: N, inbox: Inbox) -> Inbox:
+        """In the simulator, before `select`: what is cheaper measured for all peers at once. Here nothing is."""
+        return inbox
+
     @on_client
     def train(self, c: Cohort, sent: Models) -> Models:
         """Local training, from the own model."""
@@ -170,7 +177,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         Trained models are averaged with equal weights, 1 / (k + 1), the own one among them.
         """
         new, chosen = self.select(c, node, inbox)
-        return aggregate(inbox, chosen), new, chosen
+        return aggregate(inbox, chosen, fast.library_of(c.task)), new, chosen
 
     @on_client
     def begin(self, c: Cohort, sent: Models) -> Nodes:
@@ -194,21 +201,11 @@ def pack_node(node: object) -> dict[str, Tensor]:
     return wire.pack(node)[1]
 
 
-def aggregate(inbox: Inbox, chosen: Tensor) -> Stack:
+def aggregate(inbox: Inbox, chosen: Tensor, library: Library | None = None) -> Stack:
     """The mean of every peer's own trained model and the chosen ones."""
-    return {name: _means(tensor, inbox, chosen) for name, tensor in inbox.pool.model.items()}
-
-
-def _means(tensor: Tensor, inbox: Inbox, chosen: Tensor) -> Tensor:
-    exact = tensor if tensor.is_floating_point() else tensor.double()
-    sizes = chosen.sum(1) + 1
     bags = torch.cat([inbox.own[:, None], inbox.index], dim=1)
     taken = torch.cat([torch.ones(len(chosen), 1, dtype=torch.bool), chosen], dim=1)
-    starts = sizes.cumsum(0) - sizes
-    flat = exact.reshape(len(exact), -1)
-    means = torch.nn.functional.embedding_bag(bags[taken], flat, starts, mode="mean")
-    shaped = means.reshape(len(chosen), *tensor.shape[1:])
-    return shaped if tensor.is_floating_point() else shaped.round().to(tensor.dtype)
+    return bag_means(inbox.pool.model, bags[taken], chosen.sum(1) + 1, library)
 
 
 def best(scores: Tensor, keys: Tensor, usable: Tensor, number: int) -> Tensor:

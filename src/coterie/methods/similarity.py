@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from coterie import fast
 from coterie.cohort import Cohort, score
 from coterie.errors import CoterieError
+from coterie.kernel import peers
 from coterie.methods.peers import Inbox
-from coterie.states import Stack, count, take
+from coterie.states import Stack, State, count, spread, take
+from coterie.task import Task
 
 LossScore = Literal["inverse", "negative"]
 _SMALLEST_LOSS = 1e-5
@@ -41,52 +44,72 @@ def by_loss(c: Cohort, inbox: Inbox, kind: LossScore) -> Tensor:
 
 
 def by_direction(c: Cohort, inbox: Inbox, alpha: float) -> Tensor:
+    """`directions` from the common initial model, unless the simulator has measured them for all peers at once."""
+    if inbox.similarity is not None:
+        return inbox.similarity
+    return directions(c.task, c.task.init(c.seed), inbox, alpha)
+
+
+def directions(task: Task, origin: State, inbox: Inbox, alpha: float) -> Tensor:
     """Equation 6: alpha cos(theta1) + (1 - alpha) cos(theta2), [C, m]; 0 where no model came.
 
     theta1 is between the last local updates, theta2 between the ways from the common initial model; the cosine with
     a vector of zeros is 0. Only the pairs that met are computed, each always by the same sums, however many peers share
     the work.
     """
-    model, start = inbox.pool.model, inbox.pool.start
     similarity = torch.zeros(inbox.index.shape, dtype=torch.float64)
     if not bool(inbox.mask.any()):
         return similarity
+    parts: list[tuple[float, Stack]] = []
     if alpha > 0:
-        if start is None:
+        if inbox.pool.start is None:
             raise CoterieError("The answers do not tell where local training began, which theta1 needs.")
-        similarity += alpha * _cosines(inbox, model, start, c.task.parameters)
+        parts.append((alpha, inbox.pool.start))
     if alpha < 1:
-        origin = {name: tensor[None] for name, tensor in c.task.init(c.seed).items()}
-        similarity += (1 - alpha) * _cosines(inbox, model, origin, c.task.parameters)
+        parts.append((1 - alpha, spread(origin, 1)))
+    cosines = _cosines(task, inbox, [begin for _, begin in parts])
+    for (weight, _), cosine in zip(parts, cosines, strict=True):
+        similarity[inbox.mask] += weight * cosine
     return similarity
 
 
-def _cosines(inbox: Inbox, model: Stack, start: Stack, names: tuple[str, ...]) -> Tensor:
-    """Cosines between each peer's own difference `model - start` and those of its answers, [C, m].
-
-    Products of sampled pairs of rows, block by block of columns, so that the differences stay in the cache. The blocks
-    do not depend on how many peers there are, hence neither do the sums.
-    """
-    rows, place = torch.unique(torch.cat([inbox.own, inbox.index[inbox.mask]]), return_inverse=True)
-    own, received = place[: len(inbox.own)], place[len(inbox.own) :]
-    asker = own[inbox.mask.nonzero()[:, 0]]
-    everyone = torch.arange(len(rows))
+def _cosines(task: Task, inbox: Inbox, begins: Sequence[Stack]) -> Tensor:
+    """Cosines between each peer's own difference `model - begin` and those of the answers that came, [K, answers]."""
+    model = inbox.pool.model
+    asker, received = inbox.own[inbox.mask.nonzero()[:, 0]], inbox.index[inbox.mask]
+    rows = torch.unique(torch.cat([asker, received]))
     # beside the pairs, every row with itself: its squared length
-    first, second = torch.cat([asker, everyone]), torch.cat([received, everyone])
-    order = torch.argsort(first, stable=True)
-    crow = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(first, minlength=len(rows)).cumsum(0)])
+    product = _products(task, model, begins, torch.cat([asker, rows]), torch.cat([received, rows]))
+    length = torch.zeros(len(begins), count(model), dtype=torch.float64)
+    length[:, rows] = product[:, len(asker) :].sqrt()
+    both = length[:, asker] * length[:, received]
+    return torch.where(both > 0, product[:, : len(asker)] / both.clamp_min(_TINY), 0.0)
+
+
+def _products(task: Task, model: Stack, begins: Sequence[Stack], first: Tensor, second: Tensor) -> Tensor:
+    """(model - begin)[first] . (model - begin)[second] of every pair and every beginning, [K, pairs]."""
+    library = fast.library_of(task)
+    if library is None:
+        return torch.stack([_by_torch(model, begin, task.parameters, first, second) for begin in begins])
+    parts = [[models[name].reshape(len(models[name]), -1) for name in task.parameters] for models in (model, *begins)]
+    return peers.products(library, parts[0], parts[1:], first, second)
+
+
+def _by_torch(model: Stack, begin: Stack, names: tuple[str, ...], first: Tensor, second: Tensor) -> Tensor:
+    """Products of sampled pairs of rows, block by block of columns, so that the differences stay in the cache. The
+    blocks do not depend on how many peers there are, hence neither do the sums."""
+    rows, place = torch.unique(torch.cat([first, second]), return_inverse=True)
+    left, right = place[: len(first)], place[len(first) :]
+    order = torch.argsort(left, stable=True)
+    crow = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(left, minlength=len(rows)).cumsum(0)])
     product = torch.zeros(len(first), dtype=torch.float64)
     blank = torch.zeros(len(first), dtype=model[names[0]].dtype)
-    wanted = torch.sparse_csr_tensor(crow, second[order], blank, (len(rows), len(rows)), check_invariants=False)
-    for block in _blocks(model, start, names, rows):
+    wanted = torch.sparse_csr_tensor(crow, right[order], blank, (len(rows), len(rows)), check_invariants=False)
+    for block in _blocks(model, begin, names, rows):
         product += torch.sparse.sampled_addmm(wanted, block, block.T, beta=0.0).values().double()
     unsorted = torch.empty_like(product)
     unsorted[order] = product
-    length = unsorted[len(asker) :].sqrt()
-    both = length[asker] * length[received]
-    cosine = torch.zeros(inbox.index.shape, dtype=torch.float64)
-    cosine[inbox.mask] = torch.where(both > 0, unsorted[: len(asker)] / both.clamp_min(_TINY), 0.0)
-    return cosine
+    return unsorted
 
 
 def _blocks(model: Stack, start: Stack, names: tuple[str, ...], rows: Tensor) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import wire
+from coterie import fast, wire
 from coterie.clustering.communities import communities
 from coterie.data.samples import ClientId
 from coterie.engine.network import (
@@ -151,6 +151,7 @@ class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
         busy = {*trained.ids, *trained.failed}
         idle = [client for client in there if client not in busy]
         inbox = self._fetch(state, fed, view, trained.value.models, idle, wanted, self.wants_start(own, wanted))
+        inbox = self.survey(fed.task, state.origin, own, inbox)
         met = fed.ask(self.meet, trained.ids, each=Meeting(inbox, node), common=("inbox/pool",), counted=False)
         if met.value is None:
             return state, {"awake": 0}
@@ -231,7 +232,7 @@ class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
         answered = torch.tensor([position[client] for client in met.ids])
         node = {name: _trimmed(_put(state.node[name], rows, met.value.node[name])) for name in state.node}
         mine = replace(inbox, own=inbox.own[answered], index=inbox.index[answered])
-        models = aggregate(mine, met.value.chosen)
+        models = aggregate(mine, met.value.chosen, fast.library_of(fed.task))
         received = state.received.clone()
         received[rows] += inbox.mask[answered].sum(1)
         changed = replace(
