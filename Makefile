@@ -17,10 +17,8 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# tests/deploy waits for real processes on real ports; on a machine that is busy with other things it gets a second try
 unit: $(VENV)/installed-dev data
-	$(VENV)/bin/pytest --ignore tests/deploy
-	$(VENV)/bin/pytest tests/deploy || $(VENV)/bin/pytest -n 0 tests/deploy
+	$(VENV)/bin/pytest
 
 bench: $(VENV)/installed-dev
 	$(VENV)/bin/python -m benchmarks

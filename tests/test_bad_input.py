@@ -238,7 +238,11 @@ def test_a_corrupt_or_truncated_data_file(refused: Callable[..., str], tmp_path:
 def test_an_output_folder_that_holds_something(coterie: Command, refused: Callable[..., str], tmp_path: Path) -> None:
     assert coterie("run", "fedavg", *SMALL, "--out", "one").code == 0
     says = refused("run", "ifca", *SMALL, "--set", "k=2", "--out", "one")
+    assert says == "one already holds a run that is finished; choose another --out."
+    (tmp_path / "one" / "result.json").rename(tmp_path / "result.json")
+    says = refused("run", "ifca", *SMALL, "--set", "k=2", "--out", "one")
     assert says == "one already holds something; choose another --out, or go on with it: coterie resume one."
+    (tmp_path / "result.json").rename(tmp_path / "one" / "result.json")
     assert "holds a single run; choose another --out" in refused("compare", "fedavg", "local", *SMALL, "--out", "one")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")

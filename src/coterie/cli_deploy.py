@@ -135,7 +135,7 @@ def peer(
     max_megabytes: SizeOption = 512,
 ) -> None:
     """Be one peer of a network without a server; the same --out goes on where an earlier call stopped."""
-    swarms = _needs("peers", "coterie.engine.swarm")
+    addresses = _needs("peers", "coterie.engine.address")
     peering = _needs("peers", "coterie.engine.peering")
     from coterie.cli import watched
     from coterie.engine.peers import Pace
@@ -143,12 +143,12 @@ def peer(
     if ":" not in listen:
         raise CoterieError(f"--listen needs HOST:PORT, such as 127.0.0.1:7501, not {listen!r}.")
     settings = from_tables(read_tables(config))
-    security = None if certs is None else swarms.PeerSecurity.of(certs)
-    address = swarms.Address(listen, tuple(seed.strip() for seed in seeds.split(",") if seed.strip()), security)
+    security = None if certs is None else addresses.PeerSecurity.of(certs)
+    address = addresses.Address(listen, tuple(seed.strip() for seed in seeds.split(",") if seed.strip()), security)
     options = peering.PeerOptions(peers, patience, Pace(not free, timeout), max_megabytes * _MEGABYTE)
     folder = out or Path("runs") / f"peer-{name}"
     _one_thread()
-    swarms.zenoh.init_log_from_env_or("error")
+    addresses.zenoh.init_log_from_env_or("error")
     global _between_peers
     _between_peers = True
     watched(settings, folder, lambda view: peering.run_peer(settings, name, data, address, folder, options, view=view))
@@ -161,10 +161,11 @@ def peers(
     port: Annotated[int, typer.Option("--port", help="first of the ports they listen at")] = 7501,
     free: Annotated[bool, typer.Option("--free", help="everyone at its own pace, instead of in lock-step")] = False,
     certs: Annotated[bool, typer.Option("--tls", help="with certificates made for the occasion")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", help="seconds to wait for an answer, or a slow peer")] = 10.0,
 ) -> None:
     """Start a network of peers, each a process of its own on this machine: a first look."""
     local_network = _needs("peers", "coterie.engine.local_network")
-    table = local_network.run_local(config, local, out, port, free=free, tls=certs, note=_say)
+    table = local_network.run_local(config, local, out, port, free=free, tls=certs, seconds=timeout, note=_say)
     Console().print(table)
     Console().print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
@@ -177,8 +178,14 @@ def certs(
     """Make a CA, a server's certificate, and a folder with keys for every client: enough for a trial."""
     made = _needs("flower", "coterie.engine.certificates")
     listed = [name.strip() for name in names.split(",") if name.strip()]
-    for path in made.make_certificates(folder, listed, [host.strip() for host in hosts.split(",") if host.strip()]):
-        Console().print(str(path), markup=False, highlight=False, soft_wrap=True)
+    new = made.make_certificates(folder, listed, [host.strip() for host in hosts.split(",") if host.strip()])
+    say = Console(soft_wrap=True, highlight=False, markup=False)
+    stay = [path.name for path in new if path.parent == folder]
+    if stay:
+        say.print(f"{folder}: {', '.join(stay)} (the keys stay here, ca.pem may be seen by everybody)")
+    for name in listed:
+        files = ", ".join(path.name for path in new if path.parent == folder / "clients" / name)
+        say.print(f"{folder / 'clients' / name}: {files} (for {name}, over a channel you trust)")
 
 
 def _needs(extra: str, module: str):  # type: ignore[no-untyped-def]

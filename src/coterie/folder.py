@@ -56,12 +56,14 @@ class RunFolder:
         self._memory: dict[ClientId, str] = {}
 
     @classmethod
-    def create(cls, path: Path, config: str) -> RunFolder:
+    def create(cls, path: Path, config: str, go_on: str = "coterie resume") -> RunFolder:
         """A folder for a new run; one that holds anything else is left alone."""
         begun = f"config.toml{_DRAFT}"  # all that a run killed at its very start has left
         if path.exists() and (not path.is_dir() or any(file.name != begun for file in path.iterdir())):
+            if (path / "result.json").is_file():
+                raise CoterieError(f"{path} already holds a run that is finished; choose another --out.")
             raise CoterieError(
-                f"{path} already holds something; choose another --out, or go on with it: coterie resume {path}."
+                f"{path} already holds something; choose another --out, or go on with it: {go_on} {path}."
             )
         folder = cls(path)
         folder.write("config.toml", config.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,14 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LONG = 150.0
+LONG = 240.0
 """Seconds that anything may take on a machine that others use, too."""
+_PORTS = (10_000, 30_000)  # below those that systems give to outgoing connections, of which there are many here
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody uses, and that nobody is given before the process that will listen there has started."""
+    while True:
+        port = random.SystemRandom().randrange(*_PORTS)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = LONG) -> None:

@@ -28,7 +28,7 @@ from coterie.methods.peers import PeerMethod
 from coterie.rounds import Result
 
 from ..tiny import OVERRIDES, TRAINING
-from .processes import Command, WireTap, free_port
+from .processes import LONG, Command, WireTap, free_port
 from .test_remote import server_side
 from .wiring import poisoned
 
@@ -66,8 +66,8 @@ class Deployment:
         config = self.config(method)
         folder = RunFolder.create(self.folder / f"run-{method}-{clients}", config.to_toml())
         with self.link.grid() as grid:
-            transport = FlowerTransport(grid, seconds=60.0, alive=self.link.check)
-            return conduct(config, folder, transport, ServeOptions(clients=clients, patience=150.0))
+            transport = FlowerTransport(grid, seconds=LONG, alive=self.link.check)
+            return conduct(config, folder, transport, ServeOptions(clients=clients, patience=LONG))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_flower_ends_as_the_simulator(deployed: Deployment, method: str) -> None
     sent = len(deployed.tap.up) - before[0], len(deployed.tap.down) - before[1]
     alone = execute(deployed.config(method), None)
     assert server_side(remote) == server_side(alone)
-    assert remote.engine == "Flower"
+    assert remote.engine == "clients over Flower"
     # what crossed is what the ledger says plus framing: a message's envelope, and the questions whether there is any
     assert sent[0] > remote.bytes_up
     assert sent[1] > remote.bytes_down
@@ -157,7 +157,7 @@ def test_rogue_clients_are_refused_by_name(deployed: Deployment) -> None:
     devices: list[Device] = [honest, *rogues]
     address = deployed.link.address
     threads = [
-        threading.Thread(target=join, args=(device, address, Security()), kwargs={"wait": 20.0, "limit": 1 << 29})
+        threading.Thread(target=join, args=(device, address, Security()), kwargs={"wait": LONG, "limit": 1 << 29})
         for device in devices
     ]
     for thread in threads:
@@ -165,11 +165,11 @@ def test_rogue_clients_are_refused_by_name(deployed: Deployment) -> None:
     config = dataclasses.replace(deployed.config("fedavg"), rounds=1)
     folder = RunFolder.create(deployed.folder / "run-rogue", config.to_toml())
     with deployed.link.grid() as grid:
-        transport = FlowerTransport(grid, seconds=60.0, limit=1 << 24)
-        result = conduct(config, folder, transport, ServeOptions(clients=6, patience=60.0, limit=1 << 24))
+        transport = FlowerTransport(grid, seconds=LONG, limit=1 << 24)
+        result = conduct(config, folder, transport, ServeOptions(clients=6, patience=LONG, limit=1 << 24))
         transport.farewell()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(LONG)
         assert not thread.is_alive()
     assert "honest" in result.client_ids
     events = (folder.path / "events.jsonl").read_text()

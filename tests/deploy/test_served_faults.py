@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from coterie.engine.certificates import make_certificates
+from coterie.engine.device import Device, client_data
+from coterie.engine.flower_client import Security, join
+from coterie.errors import CoterieError
 
 from .processes import LONG, Command, free_port, until
 
@@ -51,12 +54,20 @@ class Scene:
             "--certs", "certs",
         )  # fmt: skip
 
-    def join(self, client: str, log: str | None = None, certs: str | None = None) -> Command:
-        folder = certs if certs is not None else f"certs/clients/{client}"
+    def join(self, client: str, log: str | None = None) -> Command:
         return self.command(
             log or f"client-{client}", "join", "--server", f"127.0.0.1:{self.port}", "--name", client,
-            "--data", "run.toml", "--certs", folder,
+            "--data", "run.toml", "--certs", f"certs/clients/{client}",
         )  # fmt: skip
+
+    def stranger(self, certs: Path) -> str:
+        """What a client, in this process, hears that comes with these certificates."""
+        key = certs / "node.key"
+        device = Device("5", client_data(self.folder / "run.toml", "5"), self.folder / "stranger")
+        security = Security(certs / "ca.pem", key if key.is_file() else None)
+        with pytest.raises(CoterieError) as caught:
+            join(device, f"127.0.0.1:{self.port}", security, wait=LONG, limit=1 << 20)
+        return str(caught.value)
 
     @property
     def round(self) -> int:
@@ -87,19 +98,20 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         command.stop()
 
 
+@pytest.mark.timeout(1200)  # eight processes one after the other, each a while to start where others work, too
 def test_a_run_survives_what_happens_to_it(scene: Scene) -> None:
     server = scene.serve("server", "--config", "run.toml", "--out", "run")
     clients = {name: scene.join(name) for name in ("0", "1", "2")}
 
     # strangers: a CA that the client does not know, and a key that the server does not know
-    assert "is not the server that the CA in" in scene.join("5", "other-ca", "strangers/clients/5").ends(2)
+    assert "is not the server that the CA in" in scene.stranger(scene.folder / "strangers/clients/5")
     mixed = scene.folder / "mixed"
     mixed.mkdir()
     (mixed / "ca.pem").write_bytes((scene.folder / "certs/ca.pem").read_bytes())
     (mixed / "node.key").write_bytes((scene.folder / "strangers/clients/5/node.key").read_bytes())
-    assert "turned this client away: it does not accept this key" in scene.join("5", "other-key", "mixed").ends(2)
+    assert "turned this client away: it does not accept this key" in scene.stranger(mixed)
     (mixed / "node.key").unlink()
-    assert "it does not accept clients without a key" in scene.join("5", "no-key", "mixed").ends(2)
+    assert "it does not accept clients without a key" in scene.stranger(mixed)
     assert "turned away: 127.0.0.1" in (scene.folder / "run" / "superlink.log").read_text()
 
     # a client killed in the middle: the run goes on without it
@@ -143,7 +155,7 @@ def test_a_run_survives_what_happens_to_it(scene: Scene) -> None:
     assert sorted(result["client_ids"]) == ["0", "1", "2", "3"]
     assert len(result["clusters"]) == 4
     assert result["truth"] is None
-    assert result["engine"] == "Flower"
+    assert result["engine"] == "clients over Flower"
     assert (scene.folder / "run" / "report.html").is_file()
     for client in ("0", "1", "3"):
         assert "the run is over" in next(c for c in scene.started if c.log.stem == f"client-{client}").ends(0)

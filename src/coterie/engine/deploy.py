@@ -125,7 +125,7 @@ def conduct(
         known=known,
         patience=options.patience,
         limit=options.limit,
-        path="Flower",
+        path="clients over Flower",
         go_on=folder.go_on,
         note=watcher.note,
         on_saved=lambda _, clients: _write(folder, agreement, clients),
@@ -159,7 +159,7 @@ def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
         raise CoterieError(f"The run in {path} is finished; see {path / 'report.html'}.")
     if resume and not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
         raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
-    folder = RunFolder(path) if resume else RunFolder.create(path, config.to_toml())
+    folder = RunFolder(path) if resume else RunFolder.create(path, config.to_toml(), "coterie serve --resume")
     if resume:
         folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
     folder.go_on = f"coterie serve --resume {path}"

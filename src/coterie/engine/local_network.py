@@ -37,6 +37,7 @@ def run_local(
     *,
     free: bool,
     tls: bool,
+    seconds: float = 10.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Table:
     """Start the peers, wait for them all, put their folders together; returned is a table of how each has done."""
@@ -65,6 +66,7 @@ def run_local(
             ]
             command += ["--name", name, "--listen", f"127.0.0.1:{port + index}", "--seeds", seeds]
             command += ["--peers", str(number), "--out", str(out / "peers" / name), *(["--free"] if free else [])]
+            command += ["--timeout", str(seconds)]
             command += ["--certs", str(out / "certs" / "clients" / name)] if tls else []
             with open(out / f"peer-{name}.log", "wb") as log:
                 running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -127,7 +129,7 @@ def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId]) ->
         client_ids=ended,
         truth=None,
         per_client_accuracy=[accuracy[name] for name in ended],
-        engine="zenoh",
+        engine="peers over zenoh",
     )
     folder.event("end", accuracy=result.accuracy, seconds=result.seconds)
     folder.write("result.json", result.to_json().encode())

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from coterie.config import RunConfig
 from coterie.data.samples import ClientId
+from coterie.engine.address import Address
 from coterie.engine.agreement import agree, subject_of
 from coterie.engine.device import Device, client_data
 from coterie.engine.faults import Faults
 from coterie.engine.orders import Agreement, from_text, to_text
 from coterie.engine.peers import OnePeer, Pace, PeerFederation
-from coterie.engine.swarm import Address, Swarm
+from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
 from coterie.experiment import defaults_of
 from coterie.folder import RunFolder

@@ -190,7 +190,7 @@ class PeerFederation(Engine):
     @property
     def path(self) -> str:
         """How it is reached."""
-        return "zenoh"
+        return "peers over zenoh"
 
     @property
     def registered(self) -> int:

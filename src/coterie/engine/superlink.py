@@ -40,8 +40,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """No telemetry, no look for updates, nothing installed at run time."""
-_START_SECONDS = 60.0
-_TASK_SECONDS = 15.0
+_START_SECONDS = 120.0
+_TASK_SECONDS = 30.0
 _END_SECONDS = 5.0
 _SILENCE_SECONDS = 20.0
 

@@ -8,21 +8,19 @@ name is theirs are there at all (see `identity`).
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import zenoh
 
 from coterie.data.samples import ClientId
-from coterie.engine.identity import Identity, Impostor
+from coterie.engine.address import Address
+from coterie.engine.identity import Impostor
 from coterie.engine.orders import Hello, from_text, to_text
 from coterie.errors import CoterieError, Unfinished
 from coterie.wire import WireError
@@ -31,70 +29,7 @@ _LOOK_SECONDS = 0.05
 _SETTLE_SECONDS = 0.5
 _CONNECT_SECONDS = 3.0
 _QUESTION_SECONDS = 3.0
-_FRAMING = 1 << 16  # what zenoh puts around a payload, and signatures
 _HISTORY = 64  # answers of so many rounds are kept for peers that are behind
-
-
-@dataclass(frozen=True)
-class PeerSecurity:
-    """The CA that everybody trusts, and the own certificate, shown to others both when calling and when called."""
-
-    ca: Path
-    certificate: Path
-    key: Path
-
-    @classmethod
-    def of(cls, folder: Path) -> PeerSecurity:
-        """What `coterie certs` has put in a peer's folder."""
-        made = cls(folder / "ca.pem", folder / "peer.pem", folder / "peer.key")
-        for path in (made.ca, made.certificate, made.key):
-            if not path.is_file():
-                raise CoterieError(f"There is no {path}; --certs takes a folder that `coterie certs` made for a peer.")
-        return made
-
-    def identity(self, name: ClientId) -> Identity:
-        """What the peer signs with; its certificate must be that of its name."""
-        return Identity(name, self.ca, self.certificate, self.key)
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a peer listens, and whom it asks first about others."""
-
-    listen: str
-    seeds: tuple[str, ...] = ()
-    security: PeerSecurity | None = None
-
-    def config(self, limit: int) -> zenoh.Config:
-        """As zenoh wants it: peers are found from seeds alone, and nothing longer than `limit` is put together."""
-        kind = "tcp" if self.security is None else "tls"
-        tables: dict[str, Any] = {
-            "mode": "peer",
-            "listen/endpoints": [f"{kind}/{self.listen}"],
-            "connect/endpoints": [f"{kind}/{seed}" for seed in self.seeds if seed != self.listen],
-            "connect/timeout_ms": -1,  # in the background, for as long as it takes
-            "connect/exit_on_failure": False,
-            "scouting/multicast/enabled": False,
-            "scouting/gossip/enabled": True,
-            "transport/link/rx/max_message_size": limit + _FRAMING,
-        }
-        if self.security is not None:
-            tables["transport/link/tls"] = {
-                "root_ca_certificate": str(self.security.ca),
-                "listen_certificate": str(self.security.certificate),
-                "listen_private_key": str(self.security.key),
-                "connect_certificate": str(self.security.certificate),
-                "connect_private_key": str(self.security.key),
-                "enable_mtls": True,
-                "verify_name_on_connect": True,
-            }
-        config = zenoh.Config()
-        try:
-            for key, value in tables.items():
-                config.insert_json5(key, json.dumps(value))
-        except zenoh.ZError as error:
-            raise CoterieError(f"zenoh does not take these addresses or certificates: {error}.") from error
-        return config
 
 
 class Swarm:
@@ -145,11 +80,11 @@ class Swarm:
         while self._has_seeds and not self._session.info.peers_zid() and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
         time.sleep(_SETTLE_SECONDS)  # hear of the others first
-        with self._lock:
-            taken = self.name in self._claimed
+        own = quote(self.name, safe="")
+        there = self._session.liveliness().get(f"{self._root}/alive/{own}", timeout=_QUESTION_SECONDS)
+        taken = any(reply.ok is not None for reply in there)
         if taken and (self._identity is None or self.ask("hello", [self.name])):
             raise CoterieError(f"There is a peer {self.name!r} in this network already; choose another --name.")
-        own = quote(self.name, safe="")
         self._declared += [
             self._session.declare_queryable(f"{self._root}/told/{own}", self._on_question),
             self._session.declare_queryable(f"{self._root}/model/{own}", self._on_request),
@@ -158,15 +93,26 @@ class Swarm:
 
     def _on_life(self, sample: Any) -> None:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
-        with self._lock:
-            if sample.kind == zenoh.SampleKind.PUT:
+        if sample.kind == zenoh.SampleKind.PUT:
+            with self._lock:
                 self._claimed.add(name)
-                if self._identity is None:
-                    self._alive.add(name)
-            else:
+            if self._identity is None:
+                self._admit(name)
+        else:
+            with self._lock:
+                gone = name in self._alive
                 self._claimed.discard(name)
                 self._alive.discard(name)
+            if gone and name != self.name and not self._closed.is_set():
+                self._note(f"{name} has left")
         self._news.set()
+
+    def _admit(self, name: ClientId) -> None:
+        with self._lock:
+            new = name in self._claimed and name not in self._alive
+            self._alive |= {name} & self._claimed  # it may have left again
+        if new and name != self.name:
+            self._note(f"{name} is there")
 
     def _meet_newcomers(self) -> None:
         """Have whoever turns up show that its name is its own; who does not answer is asked again after a while."""
@@ -176,9 +122,8 @@ class Swarm:
             with self._lock:
                 new = sorted(self._claimed - self._alive - {self.name})
             for name in self.ask("hello", new) if new and not self._closed.is_set() else ():
+                self._admit(name)
                 with self._lock:
-                    if name in self._claimed:
-                        self._alive.add(name)
                     early = self._early.pop(name, None)
                 if early is not None:
                     self._take_progress(name, *early)

@@ -48,6 +48,8 @@ class _View(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
+            # what ended before it began leaves no empty table above the sentence that says why
+            self._live.transient = error is not None and self._is_empty
             self._live.stop()
             self._live = None
 
@@ -64,6 +66,11 @@ class _View(ABC):
     def _draw(self) -> Group:
         notes = [Text(f"  {note}", style="yellow") for note in self._notes]
         return Group(self._body(), *notes)
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether there is nothing to show yet."""
+        return False
 
     @abstractmethod
     def _body(self) -> Group:
@@ -89,6 +96,10 @@ class LiveView(_View):
         at = _whole(row.get("round"))
         if at % self._every == 0 or at in (1, self._rounds):
             self._say(self._line(row))
+
+    @property
+    def _is_empty(self) -> bool:
+        return not self._rows
 
     def _line(self, row: Row) -> str:
         parts = [
@@ -122,8 +133,8 @@ class LiveView(_View):
             "up": [human_bytes(_float(row, "bytes_up")) for row in shown],
             "lost": [number(_float(row, "failures")) for row in shown],
         }
-        for column, key in (("ARI", "ari"), ("unseen", "unseen_accuracy")):
-            if all(_float(row, key) is None for row in shown):
+        for column, key in (("groups", "n_clusters"), ("ARI", "ari"), ("unseen", "unseen_accuracy")):
+            if shown and all(_float(row, key) is None for row in shown):
                 del columns[column]
         styles = ["dim"] * (len(shown) - 1) + ["bold"] * bool(shown)
         spare = ("up", "groups", "worst client", "down")
