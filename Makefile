@@ -18,7 +18,8 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/installed-dev data
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest --ignore tests/deploy
+	$(VENV)/bin/pytest tests/deploy
 
 bench: $(VENV)/installed-dev
 	$(VENV)/bin/python -m benchmarks

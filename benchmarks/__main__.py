@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import fedcg_step, peer_methods, server, training, ward
+from benchmarks import deployment, fedcg_step, peer_methods, server, training, ward
 
 BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "training": training.measure,
@@ -23,6 +23,8 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "peers-overhead": peer_methods.overhead,
     "peers-scaling": peer_methods.scaling,
     "fedcg-step": fedcg_step.step_cost,
+    "deployment-flower": deployment.flower,
+    "deployment-peers": deployment.peers,
 }
 
 

@@ -26,6 +26,7 @@ from coterie.rounds import Result
 
 _LOOK_SECONDS = 0.2
 _SEEDS = 2
+_LINES = 10
 _ADDED = ("bytes_down", "bytes_up", "bytes_evaluation", "failures")
 
 
@@ -83,11 +84,11 @@ def run_local(
 def _await(
     config: RunConfig, out: Path, running: dict[ClientId, subprocess.Popen[bytes]], note: Callable[[str], None]
 ) -> None:
-    said, alive = 0, True
+    said, alive, every = 0, True, max(1, config.rounds // _LINES)
     while alive:
         alive = any(process.poll() is None for process in running.values())  # then one more look: the last round counts
         rounds = [len(_metrics(out / "peers" / name)) for name in running]
-        if min(rounds) > said:
+        if min(rounds) // every > said // every or min(rounds) == config.rounds > said:
             said = min(rounds)
             note(f"all peers have finished round {said} of {config.rounds}")
         if alive:
