@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,10 @@ from coterie.clustering.domains import (
     features_of,
     find_domains,
     kmeans,
+    mix,
     pool,
     posterior,
+    simplex_shares,
     square,
     triangle,
 )
@@ -86,6 +90,43 @@ def test_posterior_pools_to_certainty() -> None:
         assert together.shape == told.shape
         assert (together.argmax(1) == found.labels[k]).all()
         assert together[0].max() >= told.mean(0).max()
+
+
+def test_shares_of_a_known_simplex_are_found() -> None:
+    """Thirty mixtures of three corners in five dimensions, the corners among them: shares to the third digit."""
+    g = np.random.default_rng(3)
+    corners = torch.from_numpy(g.normal(size=(3, 5)))
+    shares = torch.from_numpy(np.vstack([np.eye(3), g.dirichlet([0.7] * 3, 27)]))
+    found = simplex_shares(shares @ corners, torch.full((30,), 10.0), 3)
+    renamed = found[:, found[:3].argmax(1)]
+    assert torch.allclose(renamed, shares, atol=1e-3)
+
+
+@pytest.mark.parametrize("points", [torch.ones(1, 4), torch.ones(5, 4), torch.eye(2)])
+def test_shares_of_too_few_different_points_still_sum_to_one(points: Tensor) -> None:
+    found = simplex_shares(points, torch.ones(len(points)), 4)
+    assert torch.allclose(found.sum(1), torch.ones(len(points), dtype=torch.float64))
+    assert (found >= 0).all()
+
+
+def test_images_of_mixed_clients_are_told_apart_better_in_the_light_of_their_client() -> None:
+    g = np.random.default_rng(5)
+    centres = 1.2 * g.normal(size=(3, WIDTH))
+    own = [g.choice(3, 200, p=g.dirichlet([0.4] * 3)) for _ in range(24)]
+    features = [torch.from_numpy(centres[k] + g.normal(size=(200, WIDTH))).float() for k in own]
+    found = find_domains(moments(features), 3, 0, 0.01)
+    true = torch.stack([torch.bincount(torch.from_numpy(k), minlength=3) / 200 for k in own]).double()
+    name = (found.shares.T @ true).argmax(1)
+    assert sorted(name.tolist()) == [0, 1, 2]
+    assert float((found.shares - true[:, name]).abs().mean()) < 0.08
+
+    def right(how: Callable[[Tensor], Tensor]) -> float:
+        told = [name[how(posterior(found.student, each)).argmax(1)] for each in features]
+        return float(np.mean(torch.cat(told).numpy() == np.concatenate(own)))
+
+    assert right(lambda told: told) > 0.75
+    assert right(mix) > right(lambda told: told) + 0.02
+    assert right(mix) > right(pool) + 0.1
 
 
 def test_features_depend_on_the_seed_alone() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from coterie.clustering.domains import (
+    UNEVEN,
     Moments,
     balanced,
     domain_panels,
@@ -25,6 +26,7 @@ from coterie.clustering.domains import (
     features_of,
     find_domains,
     kmeans,
+    mix,
     pool,
     posterior,
     square,
@@ -45,8 +47,6 @@ from coterie.task import Task
 _COMMON = ("model", "teacher", "student")
 _AT_ONCE = 32
 """So many clients' second moments are held by the server together."""
-UNEVEN = 2.5
-"""Clients whose means scatter more than this many times what chance explains mix several domains."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ class FedCG(ServerMethod[Domains]):
     averaging: Literal["clients", "domains"] = field(
         default="domains", metadata={"help": "weigh residuals by the clients' samples, or by those of each domain"}
     )
-    routing: Literal["auto", "pooled", "image"] = field(
-        default="auto", metadata={"help": "one domain for all images of a client, one per image, or as the data look"}
+    routing: Literal["auto", "pooled", "mixed", "image"] = field(
+        default="auto",
+        metadata={"help": "domains of a client's images: one, a mixture, each by itself, or (auto) as the data look"},
     )
     soft: bool = field(default=True, metadata={"help": "mix residuals by the student's probabilities at test time"})
     features: int = field(default=256, metadata={"help": "random features that the student sees"})
@@ -317,10 +318,14 @@ class FedCG(ServerMethod[Domains]):
     def _taught(self, c: Cohort, sent: Sent, samples: Samples, seen: Tensor) -> Tensor:
         """The domain that each training sample is given, [n]."""
         if self.find != "classifier":
-            return (pool(seen) if sent.pooled else seen).argmax(1)
+            return self._together(sent, seen).argmax(1)
         classifier = self._classifier(c.task)
         told = probabilities(classifier, stack([sent.teacher]), classifier.inputs(samples.x))[0]
         return balanced(told) if self.balance else told.argmax(1)
+
+    def _together(self, sent: Sent, seen: Tensor) -> Tensor:
+        """The same, given that all samples are of one client."""
+        return pool(seen) if sent.pooled else seen if self.routing == "image" else mix(seen)
 
     def _distilled(self, c: Cohort, sent: Sent, labels: Sequence[Tensor]) -> Stack:
         """The student after learning the teacher's labels (equation 3)."""
@@ -366,7 +371,7 @@ class FedCG(ServerMethod[Domains]):
     def route_and_judge(self, c: Cohort, sent: Sent) -> Assessment:
         """On the client: every test sample by its own domains, or all by what they look like together."""
         seen = [self._seen(c, sent, index, client.test) for index, client in enumerate(c.data)]
-        weights = [pool(own) if sent.pooled else own for own in seen]
+        weights = [self._together(sent, own) for own in seen]
         main = torch.stack([own.mean(0).nan_to_num().argmax() for own in weights])
         sides = weights if self.soft else [own.argmax(1) for own in weights]
         scores = evaluate(c.beside(sides, "test"), spread(sent.model, len(c)))

@@ -13,13 +13,13 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from coterie.clustering.domains import Moments, features_of, find_domains, pool, posterior
+from coterie.clustering.domains import UNEVEN, Moments, features_of, find_domains, pool, posterior
 from coterie.data import LazyPopulation, build
 from coterie.data.own import OwnPopulation
 from coterie.data.samples import ClientData, ClientId, Population, Samples
 from coterie.methods.base import ServerMethod
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.fedcg import UNEVEN, FedCG
+from coterie.methods.fedcg import FedCG
 from coterie.methods.oracle import Oracle
 from coterie.models import build_model
 from coterie.reproduce.registry import experiment
@@ -63,7 +63,10 @@ def mixed(out: Path, seeds: Sequence[int], note: Note) -> str:
     methods: dict[str, ServerMethod[Any]] = {
         "FedAvg, rate 0.1": FedAvg(**_TRAINING),
         "FedAvg, rate 0.2": FedAvg(**{**_TRAINING, "lr": 0.2}),
+        "FedAvg, rate 0.3": FedAvg(**{**_TRAINING, "lr": 0.3}),
         "FedCG robust": FedCG(**_TRAINING),
+        "FedCG robust, rate 0.2": FedCG(**{**_TRAINING, "lr": 0.2}),
+        "FedCG robust, each image by itself": FedCG(**_TRAINING, routing="image"),
         "FedCG, the true turn of every image": FedCG(**_TRAINING, find="metadata"),
     }
 
@@ -193,7 +196,7 @@ def found_domains(out: Path, seeds: Sequence[int], note: Note) -> str:
         columns = zip(*found, strict=True)
         rows.append([label, *("–" if None in column else spread(column, 2) for column in columns)])
     head = ["clients", "ARI of clients", "unseen images right", "unseen clients right, pooled", "unevenness", "routing"]
-    text = markdown(head, [[*row, "per image" if float(row[4].split()[0]) > UNEVEN else "pooled"] for row in rows])
+    text = markdown(head, [[*row, "mixed" if float(row[4].split()[0]) > UNEVEN else "pooled"] for row in rows])
     (out / "table.md").write_text(text)
     return text
 
