@@ -118,6 +118,8 @@ def test_a_run_survives_what_happens_to_it(scene: Scene) -> None:
     until(lambda: scene.round >= 2, "round 2")
     clients["2"].signal(signal.SIGKILL)
     until(lambda: scene.lost("2"), "the loss of client 2")
+    server.says("going on without 2 in round")
+    assert "2 is there (" in server.text
     scene.goes_on()
 
     # it comes back under its name, one that is new joins late, and gets its cluster
