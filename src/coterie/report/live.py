@@ -241,7 +241,7 @@ def print_result(result: Row, *, console: Console | None = None) -> None:
     facts = f"{down} down, {up} up, {duration(_float(result, 'seconds'))}"
     lost = _float(result, "failures")
     if lost:
-        facts += f", {number(lost)} replies lost"
+        facts += f", {number(lost)} {'reply' if lost == 1 else 'replies'} lost"
     out.print(facts, markup=False, highlight=False)
 
 

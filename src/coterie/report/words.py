@@ -12,8 +12,8 @@ def run_headline(result: Mapping[str, Any]) -> str:
     """What one method found and how well it serves the clients."""
     method, clients = method_title(str(result["method"])), int(result["clients"])
     worst = result.get("worst_accuracy")
-    served = f"{percent(result.get('accuracy'))} mean accuracy"
-    tail = f"; the worst client has {percent(worst)}." if worst is not None else "."
+    served = f"{percent(result.get('accuracy'))} {'mean ' if clients > 1 else ''}accuracy"
+    tail = f"; the worst client has {percent(worst)}." if worst is not None and clients > 1 else "."
     groups, ari = result.get("n_clusters"), result.get("ari")
     agreement = f" (ARI {score(ari)})" if ari is not None else ""
     crowd = plural(clients, "client")
