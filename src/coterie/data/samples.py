@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -43,10 +43,17 @@ class Normalise:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalise a batch [n, channels, ...] (or [n, features] where there is one channel)."""
-        shape = (1, -1) + (1,) * (x.dim() - 2) if x.dim() > 2 else (1, -1)
-        mean = torch.tensor(self.mean, dtype=dtype).view(shape)
-        std = torch.tensor(self.std, dtype=dtype).view(shape)
-        return (x.to(dtype) * self.scale - mean) / std
+        mean, std = _constants(self.mean, self.std, dtype, x.dim())
+        return (x.to(dtype) * self.scale).sub_(mean).div_(std)
+
+
+@lru_cache(maxsize=64)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, dimensions: int
+) -> tuple[Tensor, Tensor]:
+    """Made once, for every batch is normalised."""
+    shape = (1, -1) + (1,) * max(dimensions - 2, 0)
+    return torch.tensor(mean, dtype=dtype).view(shape), torch.tensor(std, dtype=dtype).view(shape)
 
 
 class ClientData:
