@@ -371,7 +371,7 @@ class MDICFL(ServerMethod[Distanced]):
             made.append(image_grid("Pseudo samples, one per class and cluster", state.samples[:, :, 0], names, classes))
         for j in range(self.k):
             title = f"Cluster {j}: class probabilities of its clients' new models on its pseudo samples"
-            note = "Row: the class a sample was made for; column: what the models say. A bright diagonal is good."
+            note = "Row: the class a sample was made for; column: what the models say. A strong diagonal is good."
             made.append(Heatmap(title, state.outputs[j].tolist(), classes, classes, note))
         return made
 

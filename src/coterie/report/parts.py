@@ -16,6 +16,7 @@ from .text import percent
 _MOST_NUMBERED = 300
 _MOST_CELLS = 5_000
 _MOST_COLUMNS = 24
+_LEAST_ROUNDS = 3
 _MOST_CURVES = 12
 
 
@@ -121,8 +122,8 @@ def log_cards(page: Page, run: RunFolder) -> list[str]:
         values = [_numbers(by_round[at]) for at in x]
         width = max(len(value) for value in values)
         padded = [value + [None] * (width - len(value)) for value in values]
-        # a number that never changes says nothing as a curve
-        if width == 0 or len({tuple(value) for value in padded}) < 2:
+        # a number that never changes, or that was there in a round or two, says nothing as a curve
+        if width == 0 or len(x) < _LEAST_ROUNDS or len({tuple(value) for value in padded}) < 2:
             continue
         title = name[:1].upper() + name[1:].replace("_", " ")
         if width <= _MOST_CURVES:
