@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from coterie.clustering.cosine_seeding import cosine_groups, directions, numbered, same_partition, seeding_layer
+from coterie.clustering.cosine_seeding import (
+    cosine_groups,
+    directions,
+    numbered,
+    same_partition,
+    seeding_layer,
+    steady,
+)
 from coterie.task import Task
 
 
@@ -61,3 +68,13 @@ def test_renaming_groups_changes_no_partition(labels: list[int], names: list[int
     one, other = (dict(zip(clients, each, strict=True)) for each in (labels, [names[label] for label in labels]))
     assert same_partition(one, other)
     assert numbered(clients, labels) == numbered(clients, [names[label] for label in labels])
+
+
+def test_a_client_all_by_itself_is_no_group_unless_clients_are_few() -> None:
+    lone = dict(zip("abcdef", [0, 1, 1, 1, 1, 1], strict=True))
+    assert not steady(lone, lone)
+    pairs = dict(zip("abcdef", [0, 0, 1, 1, 1, 1], strict=True))
+    assert steady(pairs, pairs)
+    assert not steady(pairs, lone)
+    assert steady({"a": 0, "b": 1, "c": 1}, {"a": 1, "b": 0, "c": 0})
+    assert not steady({}, {})

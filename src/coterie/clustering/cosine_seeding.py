@@ -6,6 +6,7 @@ these directions is kept, so that rounds add up and clients that were absent cou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -61,3 +62,14 @@ def same_partition(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     shared = sorted(set(one) & set(other))
     first, second = (numbered(shared, [groups[name] for name in shared]) for groups in (one, other))
     return bool(shared) and first == second
+
+
+def steady(groups: Mapping[str, int], before: Mapping[str, int]) -> bool:
+    """Whether groups came out twice alike and are to be believed.
+
+    A client all by itself is rather an outlier of the first rounds than a group (on digits of four sources: one client
+    alone and two sources in one, twice, before the four came out), unless there are too few clients for more.
+    """
+    sizes = Counter(groups.values())
+    crowded = len(groups) >= 2 * len(sizes)
+    return same_partition(groups, before) and not (crowded and min(sizes.values()) == 1)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coterie.clustering.cosine_seeding import cosine_groups, directions, same_partition, seeding_layer
+from coterie.clustering.cosine_seeding import cosine_groups, directions, seeding_layer, steady
 from coterie.clustering.model_distance import label_shares, nearest, own_outputs, read_samples
 from coterie.clustering.pseudo_samples import (
     Objective,
@@ -217,7 +217,7 @@ class MDICFL(ServerMethod[Distanced]):
         # the one model as FedAvg computes it, bit for bit
         everyone = torch.zeros(len(replies.ids), dtype=torch.int64)
         models = spread(row(group_means(trained, weights, everyone, stack([common])), 0), self.k)
-        if not (same_partition(groups, state.seeds.groups) or (groups and fed.round + 1 >= self.patience)):
+        if not (steady(groups, state.seeds.groups) or (groups and fed.round + 1 >= self.patience)):
             alone = dict.fromkeys(vectors, 0)
             return replace(state, models=models, cluster=alone, seeds=Seeds(vectors, groups)), {"seeded": 0}
         mine = torch.tensor([groups[client] for client in replies.ids])
