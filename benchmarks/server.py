@@ -13,7 +13,8 @@ from coterie.models import build_model
 from coterie.states import Stack, mean, stack
 
 REGISTERED = """
-import resource, sys, time
+import sys, time
+from benchmarks.timing import peak_megabytes
 from coterie.data import build
 from coterie.methods.fedavg import FedAvg
 from coterie.models import build_model
@@ -27,7 +28,7 @@ class Clock:
     def note(self, text): pass
 run(method, population, lambda: build_model("digits-mlp", (1, 8, 8), 10), rounds=12, view=Clock(), evaluate_clients=50)
 each = sorted(b - a for a, b in zip(times, times[1:]))
-print(each[len(each) // 2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(each[len(each) // 2], peak_megabytes())
 """
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -46,3 +48,11 @@ def sgemm_gflops(size: int = 1024, seconds: float = 1.0) -> float:
         best = min(best, time.perf_counter() - start)
     torch.set_num_threads(threads)
     return 2 * size**3 / best / 1e9
+
+
+def peak_megabytes() -> int:
+    """The most memory this process has had. (ru_maxrss counts what its parent had when it was started.)"""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) // 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
