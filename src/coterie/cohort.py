@@ -231,7 +231,8 @@ def _torch_sgd(
     smallest = 2 if _normalises_batches(module) and min(size, len(samples)) > 1 else 1
     order = _order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key64(c.seed, "layers", c.round, c.ids[index]) >> 1)
+        # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
+        torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index]) >> 1)
         for epoch in order:
             for picked in epoch.split(size):
                 if len(picked) < smallest:

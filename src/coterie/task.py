@@ -62,7 +62,7 @@ class Task:
     def init(self, seed: int, which: int = 0) -> State:
         """A fresh model. `which` tells apart the several initial models of one run; 0 is the shared one."""
         with DRAWING, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key64(seed, "init", which) >> 1)
+            torch.default_generator.manual_seed(key64(seed, "init", which) >> 1)
             module = self._build()
             if which and isinstance(self.model, nn.Module):
                 _redraw(module)
