@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from coterie import cli_attack, cli_deploy, listing
+from coterie import cli_attack, cli_deploy, interrupts, listing
 from coterie.config import RunConfig, ScenarioConfig, from_tables, merge, read_tables
 from coterie.errors import CoterieError, unknown
 from coterie.methods import METHODS, method_named
@@ -296,7 +295,7 @@ def main() -> None:
 
 
 def _main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.listen()
     from coterie.run import Interrupted
 
     try:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +17,7 @@ from coterie.data.samples import ClientId
 from coterie.errors import CoterieError, Unfinished
 from coterie.federation import Engine, KeepsSomeBack, Ledger
 from coterie.folder import Row, RunFolder
+from coterie.interrupts import held_back
 from coterie.methods.base import Log, ServerMethod
 from coterie.report.html import write_run_report
 from coterie.report.panels import save_panels
@@ -180,7 +179,7 @@ class _Experiment:
                 after, log = self.method.step(before, self.fed)
                 due = number % self.evaluate_every == 0 or number == self.rounds - 1
                 latest = self._judge(after) if due else None
-                with _uninterrupted():
+                with held_back():
                     state, reached, judged = after, number + 1, latest
                     self._conclude(number, judged, log)
                     if self.folder and time.monotonic() - self._saved >= self.checkpoint_seconds:
@@ -358,27 +357,6 @@ class _Experiment:
             with self.folder.writing(self.folder.path / "report.html"):
                 write_run_report(self.folder.path)
         return result
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C (or a request to end) back until the end of the block, so that a round is written down whole."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: pressed.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if callable(signal.getsignal(number))
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if pressed:
-        raise KeyboardInterrupt
 
 
 def _kept_models(memory: Mapping[ClientId, Memory]) -> dict[str, State]:

@@ -24,6 +24,7 @@ from coterie.engine.flower_pieces import Inbox
 from coterie.engine.orders import HELLO, Hello, Order, from_text, to_text
 from coterie.errors import CoterieError, Unfinished
 from coterie.federation import Failure, Purpose
+from coterie.interrupts import pause
 
 GOODBYE = "goodbye"
 _RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
@@ -135,7 +136,7 @@ class FlowerTransport:
             fresh = [when for _, when in self._greeted.values() if time.monotonic() - when < _HELLO_SECONDS]
             if not fresh:
                 return
-            time.sleep(_POLL_SECONDS)
+            pause(_POLL_SECONDS)
 
     def _meet(self, node: int, message: Message | Failure) -> None:
         try:
@@ -181,7 +182,7 @@ class FlowerTransport:
         names = {node: name for name, node in there.items()}
         pending = {message: names[node] for node, message in pushed.items()}
         began = looked = time.monotonic()
-        pause = _POLL_SECONDS
+        rest = _POLL_SECONDS
         while pending and time.monotonic() - began < self._seconds:
             arrived = list(self._inbox.pull(pending))
             for order_id, message in arrived:
@@ -189,8 +190,8 @@ class FlowerTransport:
                 answers[pending.pop(order_id)] = self._read(message)
             if not pending:
                 break
-            pause = _POLL_SECONDS if arrived else min(pause * 1.5, _LONGEST_POLL_SECONDS)
-            time.sleep(pause)
+            rest = _POLL_SECONDS if arrived else min(rest * 1.5, _LONGEST_POLL_SECONDS)
+            pause(rest)
             if time.monotonic() - looked > _PRESENCE_SECONDS:
                 looked = time.monotonic()
                 self._alive()

@@ -49,6 +49,7 @@ from coterie.engine.device import Device
 from coterie.engine.flower import GOODBYE, answer, refusal
 from coterie.engine.flower_pieces import Tally, ids_of, put_together
 from coterie.errors import CoterieError
+from coterie.interrupts import pause
 from coterie.wire import WireError
 
 _HEARTBEAT_SECONDS = 10  # Flower takes no less; a node is gone after two of them
@@ -201,7 +202,7 @@ def join(
                 note(f"{error}; waiting for it")
             if time.monotonic() - away > wait:
                 raise CoterieError(f"{error}; waited {wait:g} s for it: start `coterie serve` there.") from error
-            time.sleep(_RETRY_SECONDS)
+            pause(_RETRY_SECONDS)
             continue
         away, known = None, True
         note(f"{device.name} has joined {server}")
@@ -222,7 +223,7 @@ def _connected(server: str, security: Security, *, patient: bool) -> Session:
         except httpx.HTTPStatusError as error:
             # a server that has just been started may not have read its clients' keys yet
             if time.monotonic() < until:
-                time.sleep(_RETRY_SECONDS)
+                pause(_RETRY_SECONDS)
                 continue
             if error.response.status_code >= 500 and security.key is None:
                 raise _Gone(f"{server} answers with error {error.response.status_code}") from error
@@ -255,7 +256,7 @@ def _serve(device: Device, session: Session, limit: int, stay: bool, note: Calla
         try:
             received = session.receive(limit)
             if received is None:
-                time.sleep(_POLL_SECONDS)
+                pause(_POLL_SECONDS)
                 continue
             began = time.monotonic()
             message, wrong = received

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from coterie.engine.peers import PeerState
 from coterie.errors import CoterieError, Unfinished
 from coterie.experiment import defaults_of, population_of
 from coterie.folder import METRICS, RunFolder, read_metrics
+from coterie.interrupts import pause
 from coterie.methods.simulated import SimulatedPeers, edges_of
 from coterie.report.html import write_run_report
 from coterie.rounds import Result
@@ -92,7 +92,7 @@ def _await(
             said = min(rounds)
             note(f"all peers have finished round {said} of {config.rounds}")
         if alive:
-            time.sleep(_LOOK_SECONDS)
+            pause(_LOOK_SECONDS)
     lost = [name for name, process in running.items() if process.returncode != 0]
     if len(lost) == len(running):
         last = (out / f"peer-{lost[0]}.log").read_text(errors="replace").strip().splitlines()

@@ -19,6 +19,7 @@ from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
 from coterie.experiment import defaults_of
 from coterie.folder import RunFolder
+from coterie.interrupts import pause
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import Nobody, Result, View, run_with
 
@@ -129,4 +130,4 @@ def _linger(swarm: Swarm, rounds: int, pace: Pace) -> None:
             return
         if progress != last:
             last, moved = progress, time.monotonic()
-        time.sleep(_LOOK_SECONDS)
+        pause(_LOOK_SECONDS)

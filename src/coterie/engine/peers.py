@@ -22,6 +22,7 @@ from coterie.engine.network import members, peer_key, peer_keys
 from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
 from coterie.federation import Engine, Failure, Federation, Ledger, Question, Replies
+from coterie.interrupts import pause
 from coterie.methods.base import Assessment, Log, Models, ServerMethod
 from coterie.methods.peers import Answers, PeerMethod, PeerView, inbox_of, pack_node
 from coterie.states import Stack, State, row, spread
@@ -112,7 +113,7 @@ class OnePeer(ServerMethod[PeerState]):
                 for name in behind:
                     self._give_up(fed, name, progress[name])
                 break
-            time.sleep(_LOOK_SECONDS)
+            pause(_LOOK_SECONDS)
         there = self.swarm.progress()
         if not self.pace.lock_step:
             return sorted(there)

@@ -20,6 +20,7 @@ from coterie.engine.jobs import Letter
 from coterie.engine.orders import Agreement, Hello, Order
 from coterie.errors import CoterieError, Unfinished
 from coterie.federation import Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
+from coterie.interrupts import pause
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -68,7 +69,7 @@ def gathered(
                 f"{least} clients are needed and after {patience:g} s there are: {', '.join(sorted(there)) or 'none'}; "
                 f"start the others, then go on: {go_on}"
             )
-        time.sleep(_LOOK_SECONDS)
+        pause(_LOOK_SECONDS)
 
 
 class RemoteFederation(Engine):

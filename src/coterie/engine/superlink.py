@@ -32,6 +32,7 @@ from flwr.superlink.grid import HttpGrid
 from coterie.data.samples import ClientId
 from coterie.engine import flower_link
 from coterie.errors import CoterieError, Unfinished
+from coterie.interrupts import pause
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -152,7 +153,7 @@ class SuperLink:
                 task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
                 if task.HasField("task") and task.task.run_id == run:
                     return str(task.token)
-                time.sleep(0.1)
+                pause(0.1)
         with self.control() as control:
             control.StopRun(StopRunRequest(run_id=run))
         raise CoterieError(
@@ -208,7 +209,7 @@ def _await(link: SuperLink, process: subprocess.Popen[bytes], log: Path, port: i
             try:
                 client.get(f"{scheme}://{link.address}/health", timeout=1.0)
             except httpx.HTTPError:
-                time.sleep(0.1)
+                pause(0.1)
                 continue
             if process.poll() is None:
                 return

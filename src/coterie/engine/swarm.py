@@ -23,6 +23,7 @@ from coterie.engine.address import Address
 from coterie.engine.identity import Impostor
 from coterie.engine.orders import Hello, from_text, to_text
 from coterie.errors import CoterieError, Unfinished
+from coterie.interrupts import pause
 from coterie.wire import WireError
 
 _LOOK_SECONDS = 0.05
@@ -78,8 +79,8 @@ class Swarm:
         """Show oneself to the others, under a name that nobody else has."""
         until = time.monotonic() + _CONNECT_SECONDS
         while self._has_seeds and not self._session.info.peers_zid() and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)
-        time.sleep(_SETTLE_SECONDS)  # hear of the others first
+            pause(_LOOK_SECONDS)
+        pause(_SETTLE_SECONDS)  # hear of the others first
         own = quote(self.name, safe="")
         there = self._session.liveliness().get(f"{self._root}/alive/{own}", timeout=_QUESTION_SECONDS)
         taken = any(reply.ok is not None for reply in there)
@@ -244,7 +245,7 @@ class Swarm:
                 raise Unfinished(
                     f"{number} peers are needed and after {seconds:g} s there are: {there}; start the others."
                 )
-            time.sleep(_LOOK_SECONDS)
+            pause(_LOOK_SECONDS)
         return self.others() | {self.name}
 
     def ask(self, what: str, names: Sequence[ClientId]) -> dict[ClientId, str]:

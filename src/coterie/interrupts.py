@@ -1,0 +1,64 @@
+"""Ctrl-C (or a request to end) that neither comes at the wrong moment nor gets lost.
+
+A KeyboardInterrupt is raised wherever the main thread happens to be, and code written in another language may drop it:
+zenoh does now and then, when it comes while a payload is converted. So the wish to end is also kept, and heard at the
+next pause or at the end of the round.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_pressed: set[int] = set()
+
+
+def listen() -> None:
+    """Take Ctrl-C and requests to end, for the rest of this process; what is ignored on purpose stays so."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _press)
+
+
+def _press(number: int, _: FrameType | None) -> None:
+    _pressed.add(number)
+    raise KeyboardInterrupt
+
+
+def heed() -> None:
+    """Raise what was dropped on its way."""
+    if _pressed:
+        raise KeyboardInterrupt
+
+
+def pause(seconds: float) -> None:
+    """Wait a moment, unless somebody wants us to end."""
+    heed()
+    time.sleep(seconds)
+    heed()
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold a wish to end back until the end of the block, so that a round is written down whole."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    held: list[int] = []
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        raise KeyboardInterrupt
+    heed()
