@@ -234,10 +234,9 @@ def _torch_sgd(
         # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
         torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index]) >> 1)
         for epoch in order:
-            for picked in epoch.split(size):
-                if len(picked) < smallest:
+            for batch in samples.take(epoch).batches(size):
+                if len(batch) < smallest:
                     continue
-                batch = samples.take(picked)
                 inputs = task.inputs(batch.x)
                 loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
@@ -304,8 +303,7 @@ def score(task: Task, models: Stack, samples: Samples) -> Scores:
 def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, Tensor]]:
     module, results = _loaded(task, state).eval(), []
     with torch.inference_mode():
-        for picked in torch.arange(len(samples)).split(_EVALUATION_BATCH):
-            batch = samples.take(picked)
+        for batch in samples.batches(_EVALUATION_BATCH):
             inputs = task.inputs(batch.x)
             results.append((task.outputs(module, batch, inputs), task.targets(batch, inputs)))
     return results

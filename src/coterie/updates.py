@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 
 class Updates:
@@ -29,7 +28,8 @@ class Updates:
     ) -> None:
         self._weights, self._kind = list(weights), kind
         self._lr, self._momentum, self._weight_decay = lr, momentum, weight_decay
-        self._buffers: list[Tensor | None] = [None] * len(self._weights)
+        # from a buffer of zeros the first step is the gradient itself, as in torch.optim
+        self._buffers = [torch.zeros_like(weight) for weight in weights] if momentum else []
         if kind == "adam":
             self._means = [torch.zeros_like(weight) for weight in weights]
             self._squares = [torch.zeros_like(weight) for weight in weights]
@@ -47,21 +47,19 @@ class Updates:
             self._sgd(used, weights, present)
 
     def _sgd(self, used: list[int], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        buffers = [self._buffers[index] for index in used]
-        sgd(
+        # called without torch.optim's wrapper, which costs as much again as the step of a small network
+        torch._fused_sgd_(
             weights,
             gradients,
-            buffers,
-            fused=True,
+            [self._buffers[index] for index in used] if self._momentum else [],
             weight_decay=self._weight_decay,
             momentum=self._momentum,
             lr=self._lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
+            is_first_step=False,
         )
-        for index, buffer in zip(used, buffers, strict=True):
-            self._buffers[index] = buffer
 
     def _adam(self, used: list[int], weights: list[Tensor], gradients: list[Tensor]) -> None:
         adam(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import Protocol
 
 import torch
@@ -32,6 +33,11 @@ class Samples:
         beside = None if self.side is None else self.side.index_select(0, index)
         return Samples(self.x.index_select(0, index), self.y.index_select(0, index), beside)
 
+    def batches(self, size: int) -> Iterator[Samples]:
+        """Views of so many samples each, in order; the last may be smaller."""
+        beside = repeat(None) if self.side is None else self.side.split(size)
+        return map(Samples, self.x.split(size), self.y.split(size), beside)
+
 
 @dataclass(frozen=True)
 class Normalise:
@@ -43,17 +49,19 @@ class Normalise:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalise a batch [n, channels, ...] (or [n, features] where there is one channel)."""
-        mean, std = _constants(self.mean, self.std, dtype, x.dim())
-        return (x.to(dtype) * self.scale).sub_(mean).div_(std)
+        factor, shift = _line(self, dtype, x.dim())
+        if isinstance(factor, float):
+            return torch.add(shift, x if x.dtype is torch.uint8 else x.to(dtype), alpha=factor)
+        return torch.addcmul(shift, x.to(dtype), factor)
 
 
 @lru_cache(maxsize=64)
-def _constants(
-    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, dimensions: int
-) -> tuple[Tensor, Tensor]:
-    """Made once, for every batch is normalised."""
+def _line(normalise: Normalise, dtype: torch.dtype, dimensions: int) -> tuple[float | Tensor, Tensor]:
+    """Factor and shift of the straight line that normalising is; one pass over a batch instead of four."""
     shape = (1, -1) + (1,) * max(dimensions - 2, 0)
-    return torch.tensor(mean, dtype=dtype).view(shape), torch.tensor(std, dtype=dtype).view(shape)
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (normalise.mean, normalise.std))
+    factor, shift = normalise.scale / std, (-mean / std).to(dtype)
+    return (float(factor.flatten()[0]) if bool((factor == factor.flatten()[0]).all()) else factor.to(dtype)), shift
 
 
 class ClientData:

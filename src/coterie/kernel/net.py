@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.data.samples import Normalise
 from coterie.errors import CoterieError
 from coterie.kernel.library import (
     DataCall,
@@ -238,18 +239,17 @@ class Net:
         """The inputs as the kernel takes them, and the tensors that must live until the call is over."""
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] == 0:
             raise CoterieError("The inputs x must be a tensor with at least one sample.")
+        normalise = Normalise(tuple(mean), tuple(std), float(scale))
+        _check_channels(normalise, self.input_shape[0])
         if x.dtype != torch.uint8:
             _check_flat("x", x, (x.shape[0], *self.input_shape), dtype)
-            if tuple(mean) != (0.0,) or tuple(std) != (1.0,) or scale != 1.0:
-                table_shape = (1, -1) + (1,) * (x.dim() - 2)
-                centre, spread = _per_channel(self.input_shape[0], tuple(mean), tuple(std), dtype)
-                x = (x * scale - centre.view(table_shape)) / spread.view(table_shape)
+            if normalise != Normalise():
+                x = normalise(x, dtype).contiguous()
             return DataCall(values=x.data_ptr(), table_channels=1, samples=x.shape[0]), [x]
         _check_flat("x", x, (x.shape[0], *self.input_shape), torch.uint8)
-        centre, spread = _per_channel(self.input_shape[0], tuple(mean), tuple(std), dtype)
-        if len(centre) > 1 and self.maps[0] != self.input_shape[0]:
+        table = _table(normalise, dtype)
+        if len(table) > 1 and self.maps[0] != self.input_shape[0]:
             raise CoterieError("A mean per channel needs a network that keeps the channels; normalise x first.")
-        table = _table(tuple(mean), tuple(std), float(scale), dtype)
         return DataCall(bytes=x.data_ptr(), table=table.data_ptr(), table_channels=len(table), samples=x.shape[0]), [
             x,
             table,
@@ -308,19 +308,15 @@ def _check_hyper(
         raise CoterieError(f"betas must be from 0 to below 1, not {betas}.")
 
 
-@lru_cache(maxsize=32)
-def _per_channel(
-    channels: int, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    if {len(mean), len(std)} - {1, channels}:
-        raise CoterieError(f"mean and std must have 1 or {channels} values, not {len(mean)} and {len(std)}.")
-    count = max(len(mean), len(std))
-    return torch.tensor(mean, dtype=dtype).expand(count), torch.tensor(std, dtype=dtype).expand(count)
+def _check_channels(normalise: Normalise, channels: int) -> None:
+    counts = len(normalise.mean), len(normalise.std)
+    if set(counts) - {1, channels}:
+        raise CoterieError(f"mean and std must have 1 or {channels} values, not {counts[0]} and {counts[1]}.")
 
 
 @lru_cache(maxsize=32)
-def _table(mean: tuple[float, ...], std: tuple[float, ...], scale: float, dtype: torch.dtype) -> Tensor:
+def _table(normalise: Normalise, dtype: torch.dtype) -> Tensor:
     """The normalised value of every byte, [channels, 256]: by torch, so that it is what normalising first gives."""
-    values = torch.arange(256, dtype=torch.uint8).to(dtype) * scale
-    table: Tensor = (values - torch.tensor(mean, dtype=dtype)[:, None]) / torch.tensor(std, dtype=dtype)[:, None]
-    return table.contiguous()
+    values = torch.arange(256, dtype=torch.uint8)[:, None]
+    values = values.expand(-1, max(len(normalise.mean), len(normalise.std)))
+    return normalise(values, dtype).T.contiguous()
