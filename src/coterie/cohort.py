@@ -136,8 +136,9 @@ def local_sgd(
     Each step uses the gradient g + correction + mu (w - prox), then weight decay, momentum and the learning rate as
     torch.optim.SGD or Adam do. `prox` and `correction` have one row per client and entries for the parameters.
     """
-    if isinstance(c.task.net, kernel.Net):
-        return _kernel_sgd(c, c.task.net, start, opt, prox, mu, correction, purpose)
+    net = c.task.net
+    if isinstance(net, kernel.Net) and all(fast.takes(net, client.train) for client in c.data):
+        return _kernel_sgd(c, net, start, opt, prox, mu, correction, purpose)
     trained = clone(start)
     for index in range(len(c)):
         _torch_sgd(
@@ -187,13 +188,15 @@ def _kernel_sgd(
     for index, client in enumerate(c.data):
         if not len(client.train) or not opt.epochs:
             continue
+        batch = opt.batch_of(len(client.train))
+        order, route = _order(c, index, opt.epochs, purpose), fast.routing(net, row(start, index), client.train)
         net.train(
             weights[index],
             fast.inputs(task, client.train),
             fast.target(task, client.train),
-            _order(c, index, opt.epochs, purpose),
+            order if route is None else fast.grouped(order, opt.epochs, batch, route.domains),
             epochs=opt.epochs,
-            batch=opt.batch_of(len(client.train)),
+            batch=batch,
             optimiser=opt.kind,
             lr=opt.rate(c.round),
             momentum=opt.momentum,
@@ -202,6 +205,7 @@ def _kernel_sgd(
             anchor=anchors[index] if anchors is not None else None,
             correction=pulls[index] if pulls is not None else None,
             **fast.scaling(task.normalise),
+            route=route,
         )
     return fast.models_of(net, weights, start)
 
@@ -283,12 +287,14 @@ def score(task: Task, models: Stack, samples: Samples) -> Scores:
     number = torch.full((rows,), float(total), dtype=torch.float64)
     if not total:
         return Scores(torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64), number)
-    if isinstance(task.net, kernel.Net):
-        mean, share = task.net.evaluate(
-            fast.vectors(task.net, models),
+    net = task.net
+    if isinstance(net, kernel.Net) and fast.takes(net, samples) and (rows == 1 or not net.domains):
+        mean, share = net.evaluate(
+            fast.vectors(net, models),
             fast.inputs(task, samples),
             fast.target(task, samples),
             **fast.scaling(task.normalise),
+            route=fast.routing(net, row(models, 0), samples),
         )
         return Scores(mean, (share * total).round().nan_to_num(0.0), number)
     loss, correct = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
@@ -334,7 +340,7 @@ def losses(c: Cohort, models: Stack, part: Part = "train", *, batch: int = 0) ->
 
 def probabilities(task: Task, models: Stack, inputs: Tensor) -> Tensor:
     """Class probabilities of every model for inputs already in the network's input space: [K, n, classes]."""
-    if isinstance(task.net, kernel.Net):
+    if isinstance(task.net, kernel.Net) and not task.net.domains:
         return task.net.predict(fast.vectors(task.net, models), inputs.to(task.dtype).contiguous())
     results = []
     for index in range(count(models)):

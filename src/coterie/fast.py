@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie.data.samples import Normalise, Samples
-from coterie.kernel import Net
+from coterie.kernel import Net, Routing
 from coterie.kernel.library import Library
-from coterie.states import Stack, count
+from coterie.states import Stack, State, count
 from coterie.task import Task
 
 
@@ -30,7 +30,32 @@ def models_of(net: Net, matrix: Tensor, like: Stack) -> Stack:
     widths = [like[name][0].numel() for name in net.parameters]
     columns = matrix.split(widths, dim=1)
     named = dict(zip(net.parameters, columns, strict=True))
-    return {name: named[name].reshape(-1, *tensor.shape[1:]) for name, tensor in like.items()}
+    return {
+        # what is no parameter (how domains borrow from each other) is not trained
+        name: named[name].reshape(-1, *tensor.shape[1:]) if name in named else tensor.clone()
+        for name, tensor in like.items()
+    }
+
+
+def takes(net: Net, samples: Samples) -> bool:
+    """Whether the kernel can compute with these samples: a network with domains needs one domain for each."""
+    return not net.domains or (samples.side is not None and not samples.side.is_floating_point())
+
+
+def routing(net: Net, model: State, samples: Samples) -> Routing | None:
+    """The samples' domains and how these borrow from each other in this model."""
+    if not net.domains:
+        return None
+    assert samples.side is not None
+    mix = model.get("adjacency")
+    return Routing(samples.side.to(torch.int64).contiguous(), None if mix is None else mix.contiguous())
+
+
+def grouped(order: Tensor, epochs: int, batch: int, domains: Tensor) -> Tensor:
+    """The same batches with the samples of each domain side by side."""
+    rows = order.view(epochs, -1)
+    keys = torch.arange(rows.shape[1]) // batch * (int(domains.max()) + 1) + domains[rows]
+    return rows.gather(1, keys.argsort(dim=1, stable=True)).flatten()
 
 
 def inputs(task: Task, samples: Samples) -> Tensor:

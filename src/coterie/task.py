@@ -98,8 +98,6 @@ class Task:
             return kernel.Refusal("the kernel is switched off")
         if not isinstance(self.loss, str):
             return kernel.Refusal("the loss is a function of the user's")
-        if getattr(self.module, "wants_side", False):
-            return kernel.Refusal("the network looks at more than its input")
         missing = kernel.why_not()
         if missing is not None:
             return kernel.Refusal(missing)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.kernel import Net, peers
+from coterie.kernel import Net, Routing, peers
 from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
+from coterie.models.domains import Graph, fedcg
 from coterie.rng import torch_rng
 
 _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
@@ -36,6 +37,18 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     ),
     (nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 3, 2, bias=False), nn.Flatten(), nn.Linear(6, 5)), (2, 5, 7)),
     (nn.Sequential(nn.Conv2d(2, 14, 3, padding=1), nn.Conv2d(14, 2, 3), nn.Flatten(), nn.Linear(18, 2)), (2, 5, 5)),
+    (fedcg(nn.Sequential(nn.Conv2d(2, 7, 2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(28, 3)), domains=3), (2, 5, 5)),
+    (
+        fedcg(
+            nn.Sequential(
+                *(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 13, 3, padding=1, bias=False)),
+                *(nn.Tanh(), nn.Flatten(), nn.Linear(325, 2)),
+            ),
+            domains=4,
+            graph=Graph(torch.full((4, 4), 0.25), "none", "none"),
+        ),
+        (1, 13, 13),
+    ),
 ]  # fmt: skip
 
 
@@ -45,6 +58,8 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
     y = torch.randint(0, net.outputs, (samples,), generator=g)
     if net.loss == "mse":
         y = torch.randn(samples, net.outputs, generator=g, dtype=dtype)
+    mix = torch.full((net.domains, net.domains), 0.3, dtype=dtype) if net.domains == 4 else None
+    route = Routing(torch.randint(net.domains, (samples,), generator=g), mix) if net.domains else None
     if options.pop("everything", False):
         options |= {"mu": 0.1, "anchor": weights.clone(), "correction": weights.clone(), "weight_decay": 0.1}
     for x in (
@@ -52,10 +67,10 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
         torch.randint(0, 256, (samples, *net.input_shape), generator=g, dtype=torch.uint8),
     ):
         order = torch.cat([torch.randperm(samples, generator=g) for _ in range(2)])
-        net.train(weights, x, y, order, epochs=2, batch=batch, lr=0.01, scale=0.01, **options)
-        net.evaluate(torch.stack([weights, weights]), x, y)
-        net.predict(weights[None], x)
-        if x.is_floating_point():
+        net.train(weights, x, y, order, epochs=2, batch=batch, lr=0.01, scale=0.01, route=route, **options)
+        net.evaluate(torch.stack([weights, weights]), x, y, route=route)
+        net.predict(weights[None], x, route=route)
+        if x.is_floating_point() and route is None:
             net.input_gradient(weights, x, y)
 
 

@@ -4,10 +4,10 @@
 """
 
 from coterie.kernel.library import installed
-from coterie.kernel.net import Net
+from coterie.kernel.net import Net, Routing
 from coterie.kernel.translate import Refusal, plan
 
-__all__ = ["Net", "Refusal", "plan", "why_not"]
+__all__ = ["Net", "Refusal", "Routing", "plan", "why_not"]
 
 
 def why_not() -> str | None:

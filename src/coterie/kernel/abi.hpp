@@ -8,13 +8,15 @@
 namespace coterie {
 
 // What a call answers. No exception crosses the interface.
-enum Status : int32_t { done = 0, out_of_memory = 1, unknown_network = 2, order_out_of_range = 3, label_out_of_range = 4 };
+enum Status : int32_t { done = 0, out_of_memory = 1, unknown_network = 2, order_out_of_range = 3, label_out_of_range = 4,
+                        domain_out_of_range = 5 };
 
 struct NetworkCall {
     const LayerRecord* layers;
     int64_t layer_count;
     int64_t channels, height, width;  // of one input
     int64_t loss;
+    const void* mix;  // [domains][domains], of the weights' type, or null
 };
 
 // Inputs: values of the weights' type, or bytes with a table of normalised values (gather.hpp).
@@ -26,6 +28,7 @@ struct DataCall {
     const int64_t* labels;      // cross-entropy
     const void* target_values;  // squared error; null: the inputs themselves
     int64_t samples;
+    const int64_t* domains;  // [samples], or null
 };
 
 struct TrainCall {

@@ -9,19 +9,21 @@ namespace coterie {
 
 inline Network network_of(const NetworkCall& call) {
     int64_t shape[3] = {call.channels, call.height, call.width};
-    return read_network(call.layers, call.layer_count, shape, Loss(call.loss));
+    Network net = read_network(call.layers, call.layer_count, shape, Loss(call.loss));
+    net.mix = call.mix;
+    return net;
 }
 
 template <class T>
 Samples<T> inputs_of(const DataCall& data, const Network& net) {
     return {static_cast<const T*>(data.values), data.bytes, static_cast<const T*>(data.table), long(data.table_channels),
-            net.in};
+            net.in, data.domains};
 }
 
 template <class T>
 Targets<T> targets_of(const DataCall& data, const Network& net) {
     Targets<T> targets{data.labels, inputs_of<T>(data, net)};
-    if (data.target_values) targets.values = {static_cast<const T*>(data.target_values), nullptr, nullptr, 1, {net.outputs(), 1, 1}};
+    if (data.target_values) targets.values = {static_cast<const T*>(data.target_values), nullptr, nullptr, 1, {net.outputs(), 1, 1}, nullptr};
     return targets;
 }
 
@@ -32,6 +34,10 @@ inline Status check_data(const DataCall& data, const Network& net, const int64_t
     if (net.loss == Loss::cross_entropy && data.labels)
         for (int64_t i = 0; i < data.samples; i++)
             if (data.labels[i] < 0 || data.labels[i] >= net.outputs()) return label_out_of_range;
+    if (!net.routed()) return done;
+    if (!data.domains) return unknown_network;
+    for (int64_t i = 0; i < data.samples; i++)
+        if (data.domains[i] < 0 || data.domains[i] >= net.trunk.back().domains) return domain_out_of_range;
     return done;
 }
 

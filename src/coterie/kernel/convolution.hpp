@@ -138,28 +138,30 @@ class Convolution {
                 for (long o = 0; o < outputs; o++)
                     backward_.offset.push_back(int32_t(o * dz_.channel - ky * dz_.row - kx * dz_.column));
             }
+        long taps = stage.kernel_height * stage.kernel_width;
+        // The tiles read weights as [block of rows][tap][row].
+        for_blocks(outputs, [&](long first, long rows) {
+            for (long tap = 0; tap < taps; tap++)
+                for (long c = 0; c < channels; c++)
+                    for (long i = 0; i < rows; i++)
+                        forward_source_.push_back(int32_t(((first + i) * channels + c) * taps + tap));
+        });
+        for_blocks(channels, [&](long first, long rows) {
+            for (long tap = 0; tap < taps; tap++)
+                for (long o = 0; o < outputs; o++)
+                    for (long i = 0; i < rows; i++)
+                        backward_source_.push_back(int32_t((o * channels + first + i) * taps + tap));
+        });
     }
 
     const MapLayout<T>& in_layout() const { return in_; }
     const MapLayout<T>& dz_layout() const { return dz_; }
 
-    // The tiles read weights as [block of rows][tap][row]; done once per step.
+    // Put the weights into the order of the tiles; done once per step.
     void pack(const T* weights, bool for_backward) {
-        long taps = stage_.kernel_height * stage_.kernel_width, channels = stage_.in.channels;
-        long outputs = stage_.convolved.channels;
-        for_blocks(outputs, [&](long first, long rows) {
-            T* to = forward_weights_.data() + first * taps * channels;
-            for (long tap = 0; tap < taps; tap++)
-                for (long c = 0; c < channels; c++)
-                    for (long i = 0; i < rows; i++) *to++ = weights[((first + i) * channels + c) * taps + tap];
-        });
-        if (for_backward)
-            for_blocks(channels, [&](long first, long rows) {
-                T* to = backward_weights_.data() + first * taps * outputs;
-                for (long tap = 0; tap < taps; tap++)
-                    for (long o = 0; o < outputs; o++)
-                        for (long i = 0; i < rows; i++) *to++ = weights[(o * channels + first + i) * taps + tap];
-            });
+        for (long k = 0; k < stage_.weights(); k++) forward_weights_.data()[k] = weights[forward_source_[size_t(k)]];
+        if (!for_backward) return;
+        for (long k = 0; k < stage_.weights(); k++) backward_weights_.data()[k] = weights[backward_source_[size_t(k)]];
     }
 
     // Row `y` of the output for all channels: `out` is (channel 0, column 0) of that row.
@@ -251,6 +253,7 @@ class Convolution {
     long overhang_;
     MapLayout<T> dz_;
     TapTable<T> forward_, backward_;
+    std::vector<int32_t> forward_source_, backward_source_;  // where each packed weight comes from
     Buffer<T> forward_weights_, backward_weights_;
 };
 

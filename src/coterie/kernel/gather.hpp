@@ -18,6 +18,7 @@ struct Samples {
     const T* table = nullptr;        // [channel][256]
     long table_channels = 1;         // 1: the same table for every channel
     MapShape shape{1, 1, 1};
+    const int64_t* domains = nullptr;  // [sample], where the network has some
 
     COTERIE_INLINE const T* table_of(long channel) const { return table + (table_channels > 1 ? channel * 256 : 0); }
 };

@@ -8,12 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
+from coterie.errors import CoterieError
+
 _HERE = Path(__file__).resolve().parent
+DTYPES = (torch.float32, torch.float64)
 _STATUS = {
     1: "There is not enough memory for this network and batch; use a smaller batch.",
     2: "The kernel does not know this network; use plan() to translate it.",
     3: "A sample number in order is outside the data; order must hold numbers from 0 to the number of samples - 1.",
     4: "A label is outside the classes of the network; labels must be from 0 to the number of outputs - 1.",
+    5: "A domain is outside those of the network; domains must be from 0 to their number - 1.",
 }
 
 
@@ -24,7 +30,7 @@ class LayerRecord(Structure):
         (name, c_int64)
         for name in (
             *("kind", "outputs", "kernel_height", "kernel_width", "pad_height", "pad_width"),
-            *("weight_offset", "bias_offset"),
+            *("weight_offset", "bias_offset", "domains", "residual_offset", "scale_offset"),
         )
     ]
 
@@ -35,6 +41,7 @@ class NetworkCall(Structure):
     _fields_: ClassVar = [
         ("layers", POINTER(LayerRecord)),
         *[(name, c_int64) for name in ("layer_count", "channels", "height", "width", "loss")],
+        ("mix", c_void_p),
     ]
 
 
@@ -49,6 +56,7 @@ class DataCall(Structure):
         ("labels", c_void_p),
         ("target_values", c_void_p),
         ("samples", c_int64),
+        ("domains", c_void_p),
     ]
 
 
@@ -130,16 +138,17 @@ class Library:
         self._functions = {}
         handle = ctypes.CDLL(str(file))
         for name, call in _CALLS.items():
-            for dtype in ("float32", "float64"):
-                function = handle[f"coterie_{name}_{dtype}"]
+            for dtype in DTYPES:
+                function = handle[f"coterie_{name}_{str(dtype).removeprefix('torch.')}"]
                 function.argtypes = [POINTER(call)]
                 function.restype = c_int32
                 self._functions[name, dtype] = function
 
-    def call(self, name: str, dtype: str, structure: Structure) -> str | None:
-        """Run one call without the GIL; the reason in one sentence where it was refused."""
+    def call(self, name: str, dtype: torch.dtype, structure: Structure) -> None:
+        """Run one call without the GIL; where it is refused, the reason is one sentence."""
         status: int = self._functions[name, dtype](ctypes.byref(structure))
-        return _STATUS[status] if status else None
+        if status:
+            raise CoterieError(_STATUS[status])
 
 
 def load(folder: Path = _HERE) -> Library | str:

@@ -7,6 +7,7 @@
 #include "gather.hpp"
 #include "head.hpp"
 #include "loss.hpp"
+#include "routed.hpp"
 #include "trunk.hpp"
 
 namespace coterie {
@@ -25,11 +26,16 @@ class Model {
    public:
     Model(const Network& net, long batch, long block_bytes)
         : net_(net),
+          front_(net),
           parameters_(net),
           head_(net, parameters_, batch, !net.trunk.empty()),
           gradient_(parameters_.size()),
           targets_(net.outputs()),
           scratch_(round_up(net.outputs(), kLanes<T>)) {
+        if (net.routed()) {
+            front_.trunk.pop_back();
+            routed_ = std::make_unique<Routed<T>>(net, parameters_, batch);
+        }
         long fitting = block_bytes / std::max<long>(1, Trunk<T>::bytes_per_sample(net));
         // Whole vectors of samples, at least one: narrower blocks cost more in tails than the cache gives back.
         block_ = std::min(batch, std::max<long>(kLanes<T>, fitting / kLanes<T> * kLanes<T>));
@@ -45,15 +51,17 @@ class Model {
         for (long j = 0; j < samples; j++)
             loss += double(loss_of(targets, order, j, T(1) / T(samples), head_.output_gradient() + j * head_.output_row()));
         optimiser.begin_step();
-        bool learns = !net_.trunk.empty() && trunk(std::min(block_, samples)).learns();
+        bool front_learns = !front_.trunk.empty() && trunk(std::min(block_, samples)).learns();
+        bool learns = routed_ || front_learns;
         head_.backward(weights, samples, optimiser, learns);
-        if (learns) backward_trunk(samples, optimiser);
+        if (learns) backward_trunk(samples, weights, optimiser, front_learns);
         return loss;
     }
 
     // The gradient of each sample's own loss with respect to its inputs, [samples][values]; returns the sum of losses.
     double input_gradient(const Samples<T>& inputs, const Targets<T>& targets, const int64_t* order, long samples,
                           const T* weights, T* out) {
+        if (routed_) throw std::invalid_argument("a network with domains has no gradient of its inputs here");
         forward(inputs, order, samples, weights, true, true);
         double loss = 0;
         for (long j = 0; j < samples; j++)
@@ -95,7 +103,7 @@ class Model {
    private:
     Trunk<T>& trunk(long samples) {
         std::unique_ptr<Trunk<T>>& slot = trunks_[samples];
-        if (!slot) slot = std::make_unique<Trunk<T>>(net_, parameters_, samples);
+        if (!slot) slot = std::make_unique<Trunk<T>>(front_, parameters_, samples);
         return *slot;
     }
 
@@ -112,31 +120,38 @@ class Model {
     void forward_trunk(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep,
                        bool to_input) {
         const MapShape& shape = net_.trunk.back().out;
-        for_blocks(samples, [&](long block, long first, long size, bool new_size) {
+        if (front_.trunk.empty()) gather_map(inputs, order, samples, routed_->values(0));
+        for_blocks(front_.trunk.empty() ? 0 : samples, [&](long block, long first, long size, bool new_size) {
             Trunk<T>& part = trunk(size);
             if (new_size) part.begin_step(weights, keep, to_input);
             long place = keep ? block : 0;  // without a way back one place serves all blocks
             gather_map(inputs, order + first, size, part.input(place));
-            part.forward(place, weights, head_.input_map(shape, first));
+            part.forward(place, weights, routed_ ? routed_->values(first) : head_.input_map(shape, first));
         });
+        if (routed_) routed_->forward(inputs, order, samples, weights, keep, head_.input_map(shape, 0));
     }
 
-    void backward_trunk(long samples, Optimiser<T>& optimiser) {
+    void backward_trunk(long samples, const T* weights, Optimiser<T>& optimiser, bool front_learns) {
         const MapShape& shape = net_.trunk.back().out;
         long size_of_trunk = parameters_.find(net_.head[0].weight);  // the trunk's parameters come first
         std::memset(gradient_.data(), 0, size_t(size_of_trunk) * sizeof(T));
-        for_blocks(samples, [&](long block, long first, long size, bool) {
-            trunk(size).backward(block, head_.input_gradient_map(shape, first), head_.input_map(shape, first),
-                                 gradient_.data());
+        if (routed_)
+            routed_->backward(weights, head_.input_gradient_map(shape, 0), head_.input_map(shape, 0), gradient_.data(),
+                              front_learns);
+        for_blocks(front_learns ? samples : 0, [&](long block, long first, long size, bool) {
+            trunk(size).backward(block, routed_ ? routed_->gradient(first) : head_.input_gradient_map(shape, first),
+                                 routed_ ? routed_->values(first) : head_.input_map(shape, first), gradient_.data());
         });
         optimiser.update_all(0, gradient_.data(), size_of_trunk);
     }
 
     const Network& net_;
+    Network front_;  // the stages before a routed one: all of them where there is none
     Parameters<T> parameters_;
     Head<T> head_;
     Buffer<T> gradient_, targets_, scratch_;
     long block_;
+    std::unique_ptr<Routed<T>> routed_;
     std::map<long, std::unique_ptr<Trunk<T>>> trunks_;  // by block size: a ragged last batch has another
 };
 

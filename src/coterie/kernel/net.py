@@ -15,6 +15,7 @@ from torch import Tensor
 from coterie.data.samples import Normalise
 from coterie.errors import CoterieError
 from coterie.kernel.library import (
+    DTYPES,
     DataCall,
     EvaluateCall,
     GradientCall,
@@ -26,7 +27,6 @@ from coterie.kernel.library import (
 )
 
 Loss = Literal["cross_entropy", "mse"]
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 _KINDS = {"convolution": 0, "linear": 1, "relu": 2, "tanh": 3, "sigmoid": 4, "pool": 5}
 _LOSSES = {"cross_entropy": 0, "mse": 1}
 _RULES = {"sgd": 0, "adam": 1}
@@ -43,6 +43,17 @@ class Layer:
     padding: tuple[int, int] = (0, 0)
     weight: int = -1
     bias: int = -1
+    domains: int = 0
+    residual: int = -1
+    scale: int = -1
+
+
+@dataclass(frozen=True)
+class Routing:
+    """For a network with domains: that of every sample [n], and how domains borrow from each other (None: not)."""
+
+    domains: Tensor
+    mix: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,7 @@ class Net:
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
         scale: float = 1.0,
+        route: Routing | None = None,
     ) -> float:
         """Train the flat `weights` in place, as torch's optimiser would; returns the mean loss over the samples seen.
 
@@ -106,7 +118,7 @@ class Net:
             raise CoterieError(f"The kernel knows the optimisers sgd and adam, not {optimiser!r}.")
         _check_hyper(lr, momentum, weight_decay, mu, eps, betas)
         data, _kept = self._data(x, y, dtype, mean, std, scale)
-        network, _layers = self._network(self.loss)
+        network, _layers = self._network(self.loss, self._routed(data, dtype, route))
         call = TrainCall(
             network=network,
             data=data,
@@ -122,7 +134,7 @@ class Net:
             **{"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "mu": mu},
             **{"beta1": betas[0], "beta2": betas[1], "eps": eps},
         )
-        self._run("train", dtype, call)
+        self.library.call("train", dtype, call)
         return float(call.mean_loss)
 
     def evaluate(
@@ -134,13 +146,14 @@ class Net:
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
         scale: float = 1.0,
+        route: Routing | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy (NaN for squared error) of every model `weights[m]`, each a float64 tensor [M]."""
         dtype = _dtype_of(weights)
         models = self._check_models(weights, dtype)
         losses, accuracies = torch.empty(models, dtype=torch.float64), torch.empty(models, dtype=torch.float64)
         data, _kept = self._data(x, y, dtype, mean, std, scale)
-        network, _layers = self._network(self.loss)
+        network, _layers = self._network(self.loss, self._routed(data, dtype, route))
         call = EvaluateCall(
             network=network,
             data=data,
@@ -151,7 +164,7 @@ class Net:
             mean_losses=losses.data_ptr(),
             accuracies=accuracies.data_ptr(),
         )
-        self._run("evaluate", dtype, call)
+        self.library.call("evaluate", dtype, call)
         if self.loss == "mse":
             accuracies.fill_(math.nan)
         return losses, accuracies
@@ -164,23 +177,26 @@ class Net:
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
         scale: float = 1.0,
+        route: Routing | None = None,
     ) -> Tensor:
         """Class probabilities (for squared error: the outputs) of every model, [M, n, outputs]."""
-        return self._outputs(weights, x, self.loss, mean, std, scale)
+        return self._outputs(weights, x, self.loss, mean, std, scale, route)
 
-    def logits(self, weights: Tensor, x: Tensor) -> Tensor:
+    def logits(self, weights: Tensor, x: Tensor, route: Routing | None = None) -> Tensor:
         """What the module itself returns, for every model: [M, n, outputs], without a softmax."""
-        return self._outputs(weights, x, "mse", (0.0,), (1.0,), 1.0)
+        return self._outputs(weights, x, "mse", (0.0,), (1.0,), 1.0, route)
 
     def input_gradient(self, weights: Tensor, x: Tensor, y: Tensor | None) -> tuple[float, Tensor]:
         """The summed loss of one model (flat `weights`) and its gradient with respect to the inputs `x`."""
+        if self.domains:
+            raise CoterieError("The kernel has no gradient of the inputs of a network with domains; use torch.")
         dtype = _dtype_of(weights)
         _check_flat("weights", weights, (self.size,), dtype)
         data, _kept = self._data(x, y, dtype, (0.0,), (1.0,), 1.0)
         if x.dtype != dtype:
             raise CoterieError(f"x is {x.dtype}, but {dtype} is needed; bytes have no gradient.")
         gradient = torch.empty_like(x)
-        network, _layers = self._network(self.loss)
+        network, _layers = self._network(self.loss, None)
         call = GradientCall(
             network=network,
             data=data,
@@ -188,17 +204,24 @@ class Net:
             block_bytes=self.block_bytes,
             gradient=gradient.data_ptr(),
         )
-        self._run("gradient", dtype, call)
+        self.library.call("gradient", dtype, call)
         return float(call.loss), gradient
 
     def _outputs(
-        self, weights: Tensor, x: Tensor, loss: Loss, mean: Sequence[float], std: Sequence[float], scale: float
+        self,
+        weights: Tensor,
+        x: Tensor,
+        loss: Loss,
+        mean: Sequence[float],
+        std: Sequence[float],
+        scale: float,
+        route: Routing | None,
     ) -> Tensor:
         dtype = _dtype_of(weights)
         models = self._check_models(weights, dtype)
         data, _kept = self._inputs(x, dtype, mean, std, scale)
         out = torch.empty(models, x.shape[0], self.outputs, dtype=dtype)
-        network, _layers = self._network(loss)
+        network, _layers = self._network(loss, self._routed(data, dtype, route))
         call = EvaluateCall(
             network=network,
             data=data,
@@ -208,25 +231,41 @@ class Net:
             block_bytes=self.block_bytes,
             outputs=out.data_ptr(),
         )
-        self._run("evaluate", dtype, call)
+        self.library.call("evaluate", dtype, call)
         return out
-
-    def _run(self, name: str, dtype: torch.dtype, call: TrainCall | EvaluateCall | GradientCall) -> None:
-        problem = self.library.call(name, _DTYPES[dtype], call)
-        if problem:
-            raise CoterieError(problem)
 
     @cached_property
     def _records(self) -> ctypes.Array[LayerRecord]:
         return array_of(
             [
-                LayerRecord(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias)
+                LayerRecord(
+                    *(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias),
+                    *(layer.domains, layer.residual, layer.scale),
+                )
                 for layer in self.layers
             ]
         )
 
-    def _network(self, loss: Loss) -> tuple[NetworkCall, ctypes.Array[LayerRecord]]:
-        return NetworkCall(self._records, len(self._records), *self.maps, _LOSSES[loss]), self._records
+    def _network(self, loss: Loss, mix: Tensor | None) -> tuple[NetworkCall, ctypes.Array[LayerRecord]]:
+        place = None if mix is None else mix.data_ptr()
+        return NetworkCall(self._records, len(self._records), *self.maps, _LOSSES[loss], place), self._records
+
+    @cached_property
+    def domains(self) -> int:
+        """How many domains its last convolution knows; 0 for a network without any."""
+        return max(layer.domains for layer in self.layers)
+
+    def _routed(self, data: DataCall, dtype: torch.dtype, route: Routing | None) -> Tensor | None:
+        """Put the domains of the samples into `data`; returned is how they borrow from each other."""
+        if (route is None) != (self.domains == 0):
+            raise CoterieError("Domains (route) go with a network that has some, and only with such a one.")
+        if route is None:
+            return None
+        _check_flat("domains", route.domains, (data.samples,), torch.int64)
+        data.domains = route.domains.data_ptr()
+        if route.mix is not None:
+            _check_flat("mix", route.mix, (self.domains, self.domains), dtype)
+        return route.mix
 
     def _check_models(self, weights: Tensor, dtype: torch.dtype) -> int:
         models = int(weights.shape[0]) if weights.dim() == 2 else 0
@@ -278,7 +317,7 @@ class Net:
 
 
 def _dtype_of(weights: Tensor) -> torch.dtype:
-    if not isinstance(weights, Tensor) or weights.dtype not in _DTYPES:
+    if not isinstance(weights, Tensor) or weights.dtype not in DTYPES:
         raise CoterieError("The weights must be a float32 or float64 tensor.")
     return weights.dtype
 

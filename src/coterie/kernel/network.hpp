@@ -16,9 +16,10 @@ enum class Kind : int64_t { convolution = 0, linear = 1, relu = 2, tanh = 3, sig
 enum class Activation { none, relu, tanh, sigmoid };
 enum class Loss : int64_t { cross_entropy = 0, squared_error = 1 };
 
-// One layer as the Python side writes it (net.py). An absent bias has offset -1.
+// One layer as the Python side writes it (net.py). An absent bias has offset -1, a layer without domains 0 of them.
 struct LayerRecord {
     int64_t kind, outputs, kernel_height, kernel_width, pad_height, pad_width, weight_offset, bias_offset;
+    int64_t domains, residual_offset, scale_offset;
 };
 
 struct MapShape {
@@ -36,6 +37,8 @@ struct TrunkStage {
     bool convolves = false;
     long kernel_height = 1, kernel_width = 1, pad_height = 0, pad_width = 0;
     Parameter weight, bias;
+    long domains = 0;  // with a residual each (routed.hpp); 0: one kernel for all samples
+    Parameter residual, scale;
     Activation activation = Activation::none;
     bool pools = false;
     bool activate_before_pool = false;
@@ -46,6 +49,7 @@ struct TrunkStage {
     long used_width() const { return pools ? convolved.width / 2 * 2 : convolved.width; }
     long taps() const { return in.channels * kernel_height * kernel_width; }
     long weights() const { return convolved.channels * taps(); }
+    long values() const { return weights() + (bias.present() ? convolved.channels : 0); }
 };
 
 struct HeadStage {
@@ -59,7 +63,9 @@ struct Network {
     std::vector<TrunkStage> trunk;
     std::vector<HeadStage> head;
     Loss loss;
+    const void* mix = nullptr;  // [domains][domains], of the weights' type: how domains borrow from each other
 
+    bool routed() const { return !trunk.empty() && trunk.back().domains > 0; }
     long outputs() const { return head.back().outputs; }
 };
 
@@ -70,7 +76,7 @@ inline Activation activation_of(Kind kind) {
 inline bool is_activation(Kind kind) { return kind == Kind::relu || kind == Kind::tanh || kind == Kind::sigmoid; }
 
 inline Network read_network(const LayerRecord* layers, int64_t count, const int64_t shape[3], Loss loss) {
-    Network net{{shape[0], shape[1], shape[2]}, {}, {}, loss};
+    Network net{{shape[0], shape[1], shape[2]}, {}, {}, loss, nullptr};
     MapShape map = net.in;
     int64_t at = 0;
     auto next_is_activation = [&] { return at < count && is_activation(Kind(layers[at].kind)); };
@@ -78,6 +84,7 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
     auto take_activation = [&] { return activation_of(Kind(layers[at++].kind)); };
 
     while (at < count && Kind(layers[at].kind) != Kind::linear) {
+        if (net.routed()) throw std::invalid_argument("only the last stage of the trunk may have domains");
         TrunkStage stage;
         stage.in = stage.convolved = map;
         const LayerRecord& layer = layers[at];
@@ -90,6 +97,9 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
             stage.pad_width = layer.pad_width;
             stage.weight.offset = layer.weight_offset;
             stage.bias.offset = layer.bias_offset;
+            stage.domains = layer.domains;
+            stage.residual.offset = layer.residual_offset;
+            stage.scale.offset = layer.scale_offset;
             stage.convolved = {layer.outputs, map.height + 2 * layer.pad_height - layer.kernel_height + 1,
                                map.width + 2 * layer.pad_width - layer.kernel_width + 1};
             if (next_is_activation()) {

@@ -19,6 +19,9 @@ class Parameters {
             if (!stage.convolves) continue;
             add_plain(stage.weight, stage.weights());
             add_plain(stage.bias, stage.convolved.channels);
+            if (!stage.domains) continue;
+            add_plain(stage.residual, stage.domains * stage.values());
+            add_plain(stage.scale, 1);
         }
         for (const HeadStage& stage : net.head) {
             PackedLinear<T> shape{stage.inputs, stage.outputs};

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from coterie.errors import CoterieError
-from coterie.kernel.library import Library, MeansCall, ProductsCall
+from coterie.kernel.library import DTYPES, Library, MeansCall, ProductsCall
 
 W = TypeVar("W")
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 _PIECE = 1 << 15  # columns: a whole number of the kernel's strips, and enough work for a thread
 
 
@@ -46,7 +45,7 @@ def means(library: Library, rows: Tensor, members: Tensor, sizes: Tensor) -> Ten
             last_column=span[1],
             out=out.data_ptr(),
         )
-        _run(library, "means", dtype, call)
+        library.call("means", dtype, call)
 
     _in_threads(piece, _pieces(rows.shape[1]))
     return out
@@ -91,7 +90,7 @@ def products(
             last_column=span[1],
             products=sums[number].data_ptr(),
         )
-        _run(library, "products", dtype, call)
+        library.call("products", dtype, call)
 
     _in_threads(piece, range(len(work)))
     total = sums[0]
@@ -138,28 +137,22 @@ def _in_threads(do: Callable[[W], None], work: Sequence[W]) -> None:
         list(pool.map(do, work))
 
 
-def _run(library: Library, name: str, dtype: str, call: MeansCall | ProductsCall) -> None:
-    problem = library.call(name, dtype, call)
-    if problem:
-        raise CoterieError(problem)
-
-
 def takes(tensor: Tensor) -> bool:
     """Whether rows of this tensor can go to the kernel."""
-    return tensor.dtype in _DTYPES and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return tensor.dtype in DTYPES and tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
-def _check_rows(name: str, matrix: Tensor) -> str:
+def _check_rows(name: str, matrix: Tensor) -> torch.dtype:
     if not isinstance(matrix, Tensor) or matrix.dim() != 2 or 0 in matrix.shape:
         raise CoterieError(f"{name} must be a matrix with one model per row.")
     if not takes(matrix):
         raise CoterieError(f"{name} must be float32 or float64 on the CPU, not {matrix.dtype} on {matrix.device}.")
     if (matrix.shape[1] > 1 and matrix.stride(1) != 1) or matrix.is_neg():
         raise CoterieError(f"The numbers of a row of {name} must lie side by side; call .contiguous() first.")
-    return _DTYPES[matrix.dtype]
+    return matrix.dtype
 
 
-def _check_parts(ends: Sequence[Tensor], begins: Sequence[Sequence[Tensor]]) -> str:
+def _check_parts(ends: Sequence[Tensor], begins: Sequence[Sequence[Tensor]]) -> torch.dtype:
     if not ends or not begins or any(len(kind) != len(ends) for kind in begins):
         raise CoterieError("products needs at least one part and one kind of beginning, each with as many parts.")
     dtypes = {_check_rows("ends", matrix) for matrix in ends}

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from coterie.kernel.library import Library, installed
-from coterie.kernel.net import Layer, Loss, Net
+from coterie.kernel.net import Layer, Loss, Net, Routing
+from coterie.models.domains import DomainNet
+from coterie.models.residual import DomainConv2d, DomainLayer
 from coterie.rng import torch_rng
 
 _TRACING = Lock()  # torch.fx patches torch while it traces
@@ -36,6 +38,7 @@ _RESHAPES: frozenset[Any] = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS: frozenset[Any] = frozenset(("flatten", torch.flatten))
 _POOLS: frozenset[Any] = frozenset((F.max_pool2d, torch.max_pool2d))
 _NOTHING: frozenset[Any] = frozenset(("contiguous",))
+_BEHIND_DOMAINS = ((), ("pool",), ("activation",), ("activation", "pool"), ("pool", "activation"))
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,14 @@ class Refusal:
 
 class _NotKnown(Exception):
     """Ends a translation with a reason."""
+
+
+class _Tracer(fx.Tracer):
+    """Domain layers count as layers, too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is taken as it is, not looked into."""
+        return isinstance(m, DomainLayer) or super().is_leaf_module(m, module_qualified_name)
 
 
 def plan(module: nn.Module, input_shape: tuple[int, ...], loss: Loss = "cross_entropy") -> Net | Refusal:
@@ -62,6 +73,8 @@ def plan_with(library: Library, module: nn.Module, input_shape: tuple[int, ...],
     try:
         if loss not in ("cross_entropy", "mse"):
             raise _NotKnown(f"the kernel knows the losses cross_entropy and mse, not {loss!r}")
+        if getattr(module, "wants_side", False) and not isinstance(module, DomainNet):
+            raise _NotKnown("the network looks at more than its input")
         twin = copy.deepcopy(module)
         shape = tuple(int(size) for size in input_shape)
         with _TRACING:
@@ -84,13 +97,15 @@ class _Translation:
         self.layers: list[Layer] = []
         self.offsets, self.size = _offsets_of(module)
         self.unused = set(self.offsets)
+        self.inside = "network." if isinstance(module, DomainNet) else ""
+        whole = module.network if isinstance(module, DomainNet) else module
         # A layer on its own is traced inside a container, so that it stays a layer.
-        alone = type(module) in (nn.Linear, nn.Conv2d)
+        alone = type(whole) in (nn.Linear, nn.Conv2d)
         self.prefix = "0." if alone else ""
-        root = nn.Sequential(module) if alone else module
+        root = nn.Sequential(whole) if alone else whole
         self.modules = dict(root.named_modules())
         try:
-            graph = fx.Tracer().trace(root)
+            graph = _Tracer().trace(root)
         except Exception as error:  # fx raises whatever the user's forward raises
             raise _NotKnown(
                 f"its forward cannot be traced ({str(error).splitlines()[0] if str(error) else error!r})"
@@ -111,6 +126,7 @@ class _Translation:
         for first, second in zip(kinds[kinds.index("linear") :], kinds[kinds.index("linear") + 1 :], strict=False):
             if "linear" not in (first, second):
                 raise _NotKnown(f"{second} behind {first} follows a linear layer")
+        self._check_domains()
         maps = self.maps if len(self.maps) == 3 else (self.maps[0], 1, 1)
         return Net(
             parameters=tuple(self.offsets),
@@ -229,7 +245,10 @@ class _Translation:
             )
             self.shape = (module.out_features,)
         elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
-            self._convolution(name, label, module)
+            self._convolution(label, module, self._use(name, "weight"), self._use(name, "bias"))
+        elif isinstance(module, DomainConv2d) and self._merges(module):
+            own = [self._use(name, part) for part in ("weight", "bias", "residual", "scale")]
+            self._convolution(label, module.like, *own[:2], module.domains, *own[2:])
         elif kind in _ACTIVATION_MODULES:
             self.layers.append(Layer(_ACTIVATION_MODULES[kind]))  # type: ignore[arg-type]
         elif isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d:
@@ -245,16 +264,33 @@ class _Translation:
             raise _NotKnown(f"layer {label} is not known to the kernel")
 
     def _use(self, module: str, parameter: str) -> int:
-        name = f"{module}.{parameter}".removeprefix(self.prefix)
+        name = self.inside + f"{module}.{parameter}".removeprefix(self.prefix)
         owner = self.modules[module]
-        if getattr(owner, parameter) is None:
+        if getattr(owner, parameter, None) is None:
             return -1
         if name not in self.unused:
             raise _NotKnown(f"its parameter {name} is used twice or shared")
         self.unused.remove(name)
         return self.offsets[name]
 
-    def _convolution(self, name: str, label: str, module: nn.Conv2d) -> None:
+    @staticmethod
+    def _merges(layer: DomainLayer) -> bool:
+        """Whether each domain has one kernel, made by nothing but sums."""
+        plain = layer.graph is None or layer.graph.is_identity
+        return layer.agnostic and not layer.on_activation and plain
+
+    def _check_domains(self) -> None:
+        """The kernel has domains in the last convolution alone."""
+        places = [place for place, layer in enumerate(self.layers) if layer.domains]
+        if not places:
+            return
+        kinds = [layer.kind for layer in self.layers]
+        behind = kinds[places[0] + 1 : kinds.index("linear")]
+        named = tuple("pool" if kind == "pool" else "activation" for kind in behind)
+        if len(places) > 1 or "convolution" in behind or named not in _BEHIND_DOMAINS:
+            raise _NotKnown("it has domains elsewhere than in its last convolution")
+
+    def _convolution(self, label: str, module: nn.Conv2d, *parts: int) -> None:
         if (module.stride, module.dilation, module.groups) != ((1, 1), (1, 1), 1) or module.padding_mode != "zeros":
             raise _NotKnown(f"{label} has a stride, dilation, groups or padding mode that is not known to the kernel")
         height, width = module.kernel_size
@@ -271,12 +307,7 @@ class _Translation:
         rows, columns = self.shape[1] + 2 * padding[0] - height + 1, self.shape[2] + 2 * padding[1] - width + 1
         if rows < 1 or columns < 1:
             raise _NotKnown(f"{label} is larger than its input of shape {self.shape}")
-        self.layers.append(
-            Layer(
-                *("convolution", module.out_channels, (height, width), padding),
-                *(self._use(name, "weight"), self._use(name, "bias")),
-            )
-        )
+        self.layers.append(Layer("convolution", module.out_channels, (height, width), padding, *parts))
         self.shape = (module.out_channels, rows, columns)
 
     def _pool(self, label: str, options: dict[str, Any]) -> None:
@@ -327,7 +358,7 @@ class _Translation:
 
 def _offsets_of(module: nn.Module) -> tuple[dict[str, int], int]:
     """Where each parameter begins in the flat vector."""
-    if next(iter(module.buffers()), None) is not None:
+    if {name for name, _ in module.named_buffers()} - ({"adjacency"} if isinstance(module, DomainNet) else set()):
         raise _NotKnown("it holds buffers (running statistics, masks)")
     offsets, size = {}, 0
     for name, parameter in module.named_parameters():
@@ -354,11 +385,16 @@ def _verify(net: Net, reference: nn.Module) -> None:
             flat[start : start + parameter.numel()] = values.flatten()
             start += parameter.numel()
         x = torch.randn(_SAMPLES, *net.input_shape, generator=generator, dtype=torch.float64)
+        route = (
+            Routing(torch.arange(_SAMPLES) % net.domains, reference.adjacency)
+            if isinstance(reference, DomainNet)
+            else None
+        )
         try:
-            expected: Tensor = reference(x)
+            expected: Tensor = reference(x) if route is None else reference(x, route.domains)
         except Exception as error:  # the user's forward may raise anything
             raise _NotKnown(f"its forward fails on a random batch ({error})") from None
-    found = net.logits(flat[None], x)[0]
+    found = net.logits(flat[None], x, route)[0]
     scale = 1.0 + float(expected.abs().max())
     if expected.shape != found.shape or not torch.allclose(expected, found, rtol=0, atol=_TOLERANCE * scale):
         raise _NotKnown("its outputs differ from those of the translation")

@@ -58,8 +58,9 @@ class Trunk {
         }
     }
 
-    // `gradient` has the packed order of all parameters; this block's share is added.
-    void backward(long block, Map<T> out_gradient, Map<T> out_value, T* gradient) {
+    // `gradient` has the packed order of all parameters; this block's share is added. Returned is the gradient of the
+    // block's inputs, if it is wanted and the first stage learns.
+    Map<T> backward(long block, Map<T> out_gradient, Map<T> out_value, T* gradient, bool to_input = false) {
         Kept& kept = kept_[block];
         for (long i = long(stages_.size()) - 1; i >= lowest_; i--) {
             Stage& stage = stages_[i];
@@ -71,13 +72,14 @@ class Trunk {
             if (shape.convolves) {
                 T* bias_gradient = shape.bias.present() ? gradient + stage.bias : nullptr;
                 stage.convolution->weight_gradient(in, target, gradient + stage.weight, bias_gradient);
-                if (i > lowest_)
+                if (i > lowest_ || to_input)
                     for (long y = 0; y < shape.in.height; y++)
                         stage.convolution->backward_row(target, y, in_gradient.at(0, y), in_gradient.channel);
             }
             out_gradient = in_gradient;
             out_value = in;
         }
+        return out_gradient;
     }
 
     // Down to the gradient of the block's inputs, leaving the weights alone.

@@ -1,0 +1,174 @@
+"""A last convolution with a residual per domain: the kernel equals torch, whatever the domains of a batch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from coterie import fast
+from coterie.cohort import Cohort, Optimiser, evaluate, local_sgd
+from coterie.data.samples import ClientData, Normalise, Samples
+from coterie.errors import CoterieError
+from coterie.kernel import Net, Refusal, Routing, plan
+from coterie.models.domain_graph import fixed_adjacency
+from coterie.models.domains import DomainNet, Graph, fedcg
+from coterie.rng import torch_rng
+from coterie.states import spread
+from coterie.task import Task
+from tests.kernel.reference import flat, needs_kernel, planned
+
+pytestmark = needs_kernel
+
+
+def _network(channels: int, kernel: int, pools: bool, bias: bool, front: bool) -> nn.Sequential:
+    size = 9 if front else 7
+    layers: list[nn.Module] = [nn.Conv2d(2, 3, 3), nn.Tanh()] if front else []
+    inputs = 3 if front else 2
+    layers += [nn.Conv2d(inputs, channels, kernel, padding=1, bias=bias), nn.ReLU()]
+    size = (size - 2 if front else size) + 2 - kernel + 1
+    if pools:
+        layers.append(nn.MaxPool2d(2))
+        size //= 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, 4))
+
+
+def _wrapped(module: nn.Module, domains: int, mixed: bool) -> DomainNet:
+    graph = Graph(fixed_adjacency("random", domains, 0.6, torch_rng(1, "A")), "none", "none") if mixed else None
+    net = fedcg(module, domains=domains, graph=graph, scale=0.7).double()
+    g = torch_rng(2, "residuals")
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith("residual"):
+                parameter.copy_(torch.randn(parameter.shape, generator=g) * 0.2)
+    return net
+
+
+def _torch_train(
+    net: DomainNet, x: Tensor, y: Tensor, domains: Tensor, order: Tensor, epochs: int, batch: int, **options: Any
+) -> Tensor:
+    twin = copy.deepcopy(net)
+    optimiser = torch.optim.SGD(twin.parameters(), **options)
+    for epoch in order.view(epochs, -1):
+        for index in epoch.split(batch):
+            optimiser.zero_grad()
+            F.cross_entropy(twin(x[index], domains[index]), y[index]).backward()
+            optimiser.step()
+    return flat(twin)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    channels=st.integers(1, 14), kernel=st.integers(1, 3), pools=st.booleans(), bias=st.booleans(),
+    front=st.booleans(), mixed=st.booleans(), domains=st.integers(1, 5), samples=st.integers(1, 41),
+    batch=st.integers(1, 41), sort=st.booleans(),
+)  # fmt: skip
+def test_training_equals_torch(
+    channels: int, kernel: int, pools: bool, bias: bool, front: bool, mixed: bool, domains: int, samples: int,
+    batch: int, sort: bool,
+) -> None:  # fmt: skip
+    module = _network(channels, kernel, pools, bias, front)
+    net, shape = _wrapped(module, domains, mixed), (2, 9, 9) if front else (2, 7, 7)
+    routed = planned(net, shape)
+    g = torch_rng(3, "data")
+    x, y = torch.randn(samples, *shape, generator=g, dtype=torch.float64), torch.randint(4, (samples,), generator=g)
+    own = torch.randint(domains, (samples,), generator=g)
+    order = torch.cat([torch.randperm(samples, generator=g) for _ in range(2)])
+    expected = _torch_train(net, x, y, own, order, 2, batch, lr=0.1, momentum=0.9, weight_decay=0.01)
+    found, route = flat(net), Routing(own, net.adjacency)
+    told = fast.grouped(order, 2, batch, own) if sort else order
+    routed.train(found, x, y, told, epochs=2, batch=batch, lr=0.1, momentum=0.9, weight_decay=0.01, route=route)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12 * (1 + float(expected.abs().max())))
+    loss, accuracy = routed.evaluate(flat(net)[None], x, y, route=route)
+    outputs = net(x, own).detach()
+    assert float(loss) == pytest.approx(float(F.cross_entropy(outputs, y)), rel=1e-12)
+    assert float(accuracy) == pytest.approx(float((outputs.argmax(1) == y).double().mean()))
+
+
+def test_grouping_keeps_the_batches() -> None:
+    order = torch.tensor([3, 1, 0, 2, 4, 0, 1, 2, 3, 4])
+    grouped = fast.grouped(order, 2, 3, torch.tensor([1, 0, 1, 0, 0]))
+    assert grouped.tolist() == [3, 1, 0, 4, 2, 1, 0, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("graph", "layers", "reason"),
+    [
+        (Graph(torch.eye(2), "per_filter", "none"), "last", "DomainConv2d"),
+        (Graph(torch.eye(2), "none", "relu"), "last", "DomainConv2d"),
+        (Graph(torch.eye(2), "none", "on_activation"), "last", "DomainConv2d"),
+        (None, "0", "elsewhere than in its last convolution"),
+        (None, "all", "DomainLinear"),
+        (None, "convolutions", "elsewhere than in its last convolution"),
+    ],
+)
+def test_what_is_more_than_a_sum_is_left_to_torch(graph: Graph | None, layers: str, reason: str) -> None:
+    refused = plan(fedcg(_network(4, 3, True, True, True), domains=2, graph=graph, layers=layers), (2, 9, 9))
+    assert isinstance(refused, Refusal)
+    assert reason in refused.reason
+
+
+def test_a_network_that_wants_something_else_beside_its_samples_is_left_to_torch() -> None:
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.wants_side = True  # type: ignore[assignment]
+    refused = plan(module, (3,))
+    assert isinstance(refused, Refusal)
+    assert "more than its input" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("route", "message"),
+    [
+        (None, "Domains"),
+        (Routing(torch.zeros(5, dtype=torch.int64)), "domains has shape"),
+        (Routing(torch.zeros(6)), "domains is torch.float32"),
+        (Routing(torch.tensor([0, 1, 2, 3, 0, 0])), "domain is outside"),
+        (Routing(torch.tensor([0, 1, 2, -1, 0, 0])), "domain is outside"),
+        (Routing(torch.zeros(6, dtype=torch.int64), torch.eye(2, dtype=torch.float64)), "mix has shape"),
+        (Routing(torch.zeros(6, dtype=torch.int64), torch.eye(3)), "mix is torch.float32"),
+    ],
+)
+def test_wrong_domains_are_refused(route: Routing | None, message: str) -> None:
+    net = _wrapped(_network(4, 3, True, True, False), 3, False)
+    routed, x, y = planned(net, (2, 7, 7)), torch.zeros(6, 2, 7, 7, dtype=torch.float64), torch.zeros(6).long()
+    with pytest.raises(CoterieError, match=message):
+        routed.train(flat(net), x, y, torch.arange(6), epochs=1, batch=3, lr=0.1, route=route)
+
+
+def test_domains_go_only_with_a_network_that_has_some_and_not_to_gradients_of_inputs() -> None:
+    plain = planned(nn.Linear(3, 2), (3,))
+    route = Routing(torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(CoterieError, match="Domains"):
+        plain.logits(torch.zeros(1, 8), torch.zeros(1, 3), route)
+    net = _wrapped(_network(4, 3, True, True, False), 3, False)
+    with pytest.raises(CoterieError, match="gradient of the inputs"):
+        planned(net, (2, 7, 7)).input_gradient(flat(net), torch.zeros(1, 2, 7, 7).double(), torch.zeros(1).long())
+
+
+def test_a_cohort_trains_by_the_kernel_where_domains_are_certain_and_by_torch_where_not() -> None:
+    net = _wrapped(_network(4, 3, True, True, True), 3, True)
+    g = torch_rng(5, "cohort")
+    x, y = torch.randint(0, 256, (23, 2, 9, 9), generator=g, dtype=torch.uint8), torch.randint(4, (23,), generator=g)
+    hard = torch.randint(3, (23,), generator=g)
+    task = Task(net, (2, 9, 9), 4, Normalise((0.5,), (0.5,), 1 / 255), dtype=torch.float64)
+    assert isinstance(task.net, Net)
+    slow = Task(net, (2, 9, 9), 4, Normalise((0.5,), (0.5,), 1 / 255), dtype=torch.float64, use_kernel=False)
+    start = spread({name: tensor.detach() for name, tensor in net.state_dict().items()}, 1)
+    for side in (hard, F.one_hot(hard, 3).double(), None):
+        samples = Samples(x, y, side)
+        found, expected = (
+            local_sgd(Cohort(("a",), own, (ClientData(samples, samples),)), start, Optimiser(lr=0.1, epochs=2, batch=5))
+            for own in (task, slow)
+        )
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12), name
+        assert torch.equal(found["adjacency"], start["adjacency"])
+        scores = [evaluate(Cohort(("a",), own, (ClientData(samples, samples),)), start) for own in (task, slow)]
+        assert float(scores[0].loss) == pytest.approx(float(scores[1].loss), rel=1e-12)
+        assert torch.equal(scores[0].correct, scores[1].correct)
