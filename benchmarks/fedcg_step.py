@@ -1,4 +1,7 @@
-"""A training step of FedCG's network against the plain one: D = 4, residuals on the last convolution, one thread."""
+"""A training step of FedCG's network against the plain one: D = 4, residuals on the last convolution, one thread.
+
+By torch, and by the kernel where it takes both networks; a kernel's step is compared with the kernel's plain step.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.timing import take_turns
+from coterie.fast import grouped
+from coterie.kernel import Net, Routing, plan
 from coterie.models import build_model
 from coterie.models.domain_graph import fixed_adjacency
-from coterie.models.domains import Graph, fedcg
+from coterie.models.domains import DomainNet, Graph, fedcg
 
 _DOMAINS, _STEPS = 4, 10
 CASES = (
     ("LeNet-5, 28 x 28", "lenet5", (1, 28, 28), 10),
+    ("digits CNN, 8 x 8", "digits-cnn", (1, 8, 8), 10),
     ("FEMNIST CNN", "femnist-port", (1, 28, 28), 62),
     ("CelebA CNN", "celeba-port", (3, 84, 84), 2),
     ("CIFAR CNN", "cifar-cnn", (3, 32, 32), 10),
@@ -37,16 +43,17 @@ def step_cost(turns: int = 5) -> list[dict[str, object]]:
                 if label == "residuals":
                     variants["residuals, one domain a batch"] = (net, (x, torch.zeros_like(mixed)))
                 variants[f"{label}, four domains a batch"] = (net, (x, mixed))
-            timing = take_turns({key: _steps(net, inputs, y) for key, (net, inputs) in variants.items()}, turns)
-            costs = {key: round(1 / ratio, 2) for key, ratio in timing.ratio.items() if key != "plain"}
-            rows.append(
-                {
-                    "network": name,
-                    "batch": batch,
-                    "plain ms a step": round(1000 * timing.seconds["plain"] / _STEPS, 2),
-                    **costs,
-                }
-            )
+            works = {"torch": {key: _steps(net, inputs, y) for key, (net, inputs) in variants.items()}}
+            works["kernel"] = {
+                key: work for key, (net, inputs) in variants.items() if (work := _kernel_steps(net, inputs, y))
+            }
+            for path, candidates in works.items():
+                if "plain" not in candidates:
+                    continue
+                timing = take_turns(candidates, turns)
+                costs = {key: round(1 / ratio, 2) for key, ratio in timing.ratio.items() if key != "plain"}
+                plain_ms = round(1000 * timing.seconds["plain"] / _STEPS, 2)
+                rows.append({"network": name, "batch": batch, "path": path, "plain ms a step": plain_ms, **costs})
     return rows
 
 
@@ -70,6 +77,20 @@ def _steps(net: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Callable[[]
             optimiser.step()
 
     return work
+
+
+def _kernel_steps(net: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Callable[[], object] | None:
+    """The same steps in one call of the kernel; None where it does not take the network."""
+    x = inputs[0].contiguous()
+    planned = plan(net, tuple(x.shape[1:]))
+    if not isinstance(planned, Net):
+        return None
+    route, order = None, torch.arange(len(x)).repeat(_STEPS)
+    if isinstance(net, DomainNet):
+        route = Routing(inputs[1], net.adjacency)
+        order = grouped(order, _STEPS, len(x), route.domains)
+    weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    return lambda: planned.train(weights, x, y, order, epochs=_STEPS, batch=len(x), lr=1e-4, route=route)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ class Updates:
     ) -> None:
         self._weights, self._kind = list(weights), kind
         self._lr, self._momentum, self._weight_decay = lr, momentum, weight_decay
-        # from a buffer of zeros the first step is the gradient itself, as in torch.optim
-        self._buffers = [torch.zeros_like(weight) for weight in weights] if momentum else []
+        self._buffers: list[Tensor] = []
         if kind == "adam":
             self._means = [torch.zeros_like(weight) for weight in weights]
             self._squares = [torch.zeros_like(weight) for weight in weights]
@@ -47,6 +46,11 @@ class Updates:
             self._sgd(used, weights, present)
 
     def _sgd(self, used: list[int], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        # in the first step the buffers become the gradients; a weight that has none yet begins with zeros
+        first = self._momentum != 0 and not self._buffers
+        whole = first and len(used) == len(self._weights)
+        if first:
+            self._buffers = [torch.empty_like(w) if whole else torch.zeros_like(w) for w in self._weights]
         # called without torch.optim's wrapper, which costs as much again as the step of a small network
         torch._fused_sgd_(
             weights,
@@ -58,7 +62,7 @@ class Updates:
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=False,
+            is_first_step=whole,
         )
 
     def _adam(self, used: list[int], weights: list[Tensor], gradients: list[Tensor]) -> None:
