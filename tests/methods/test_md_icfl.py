@@ -25,7 +25,9 @@ from coterie.task import Task
 
 from ..tiny import batchnorm_net, fingerprint, largest_gap, made, one_weight, rows, small_net
 
-SMALL: dict[str, Any] = {"k": 3, "per_class": 2, "steps": 10, "warm_steps": 4, "generator_steps": 10, "hold": 0}
+SMALL: dict[str, Any] = {
+    "k": 3, "per_class": 2, "steps": 10, "warm_steps": 4, "generator_steps": 10, "hold": 0, "trust": 100.0,
+}  # fmt: skip
 
 
 def md(**settings: Any) -> MDICFL:
@@ -232,6 +234,20 @@ def test_impatient_seeding_takes_what_it_has(digits: OwnPopulation) -> None:
     assert result.n_clusters == 3
 
 
+def test_samples_that_their_own_model_does_not_know_move_nobody_who_was_seeded(digits: OwnPopulation) -> None:
+    def seeded(**settings: Any) -> tuple[list[int] | None, list[int] | None]:
+        method = md(patience=1, margin=0.0, **settings)
+        return tuple(run(method, digits, small_net, rounds=rounds).clusters for rounds in (1, 4))  # type: ignore[return-value]
+
+    first, last = seeded(trust=0.0)
+    assert first == last
+    first, last = seeded()
+    assert first != last
+    # a random first cluster deserves no such loyalty
+    strict, free = (run(md(seeding="none", trust=t), digits, small_net, rounds=3).clusters for t in (0.0, 100.0))
+    assert strict == free
+
+
 def test_seeding_less_labels(digits: OwnPopulation) -> None:
     """The labels' part is gone from the directions: they are at right angles to p(y) but for the ridge."""
     plain, less = (run(md(seeding=kind), digits, small_net, rounds=1).state for kind in ("cosine", "cosine-labels"))
@@ -298,6 +314,7 @@ def test_what_is_refused(digits: OwnPopulation) -> None:
         ({"hold": -1}, "hold must be at least 0, not -1"),
         ({"prior": -0.1}, "prior must be at least 0, not -0.1"),
         ({"margin": 1.0}, "margin must lie in .0, 1., not 1.0"),
+        ({"trust": -0.1}, "trust must be at least 0, not -0.1"),
         ({"search_lr": 0.0}, "search_lr must be above 0, not 0.0"),
         ({"generator_batch": 1}, "generator_batch must be at least 2"),
         ({"seeding": "cosine-labels", "privacy": "strong"}, "seeding must not need labels under strong privacy"),

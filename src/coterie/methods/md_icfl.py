@@ -114,6 +114,10 @@ class MDICFL(ServerMethod[Distanced]):
     patience: int = field(default=10, metadata={"help": "rounds after which the seeding takes what it has"})
     hold: int = field(default=3, metadata={"help": "rounds for which seeded clusters are kept before distances count"})
     margin: float = field(default=0.4, metadata={"help": "seeded clients move only to a cluster nearer by this share"})
+    trust: float = field(
+        default=0.5,
+        metadata={"help": "nobody seeded moves while samples have a higher cross-entropy by their own model"},
+    )
     per_class: int = field(default=10, metadata={"help": "samples per class and cluster (M; paper: 30)"})
     steps: int = field(default=100, metadata={"help": "Adam steps of the back-search from noise"})
     warm_steps: int = field(
@@ -153,7 +157,7 @@ class MDICFL(ServerMethod[Distanced]):
         super().__post_init__()
         for key in ("k", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
-        for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip"):
+        for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip", "trust"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
         self._require(0 <= self.margin < 1, "margin", "lie in [0, 1)")
         for key in ("search_lr", "generator_lr"):
@@ -240,12 +244,13 @@ class MDICFL(ServerMethod[Distanced]):
         chosen = {client: before[client] for client in replies.ids}
         trained = replies.value.model
         if made is not None:
-            judged = [place for place, client in enumerate(replies.ids) if client in set(undecided)]
+            log["sample_loss"] = loss = sample_loss(fed.task, state.models, made.samples)
+            kept = set(state.cluster) if self.seeding != "none" and loss > self.trust else set()
+            judged = [place for place, client in enumerate(replies.ids) if client in set(undecided) - kept]
             readings = read_samples(fed.task, trained, state.models, made.samples)
             chosen |= self._nearest(state, fed, [replies.ids[i] for i in judged], readings.distances[judged])
             outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
             state = replace(state, samples=made.samples, generators=made.generators, outputs=outputs)
-            log["sample_loss"] = sample_loss(fed.task, state.models, made.samples)
         groups = torch.tensor([chosen[client] for client in replies.ids])
         models = group_means(trained, self._weights(replies.value), groups, state.models)
         moved = sum(state.cluster.get(client, new) != new for client, new in chosen.items())
