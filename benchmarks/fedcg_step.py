@@ -1,4 +1,4 @@
-"""A training step of FedCG's network against the plain one: D = 4, residuals on the last convolution, one thread.
+"""A training step of FedCG's network against the plain one: D = 4, residuals on the last layer, one thread.
 
 By torch, and by the kernel where it takes both networks; a kernel's step is compared with the kernel's plain step.
 """
@@ -20,6 +20,7 @@ from coterie.models.domains import DomainNet, Graph, fedcg
 
 _DOMAINS, _STEPS = 4, 10
 CASES = (
+    ("MLP", "mlp", (1, 28, 28), 10),
     ("LeNet-5, 28 x 28", "lenet5", (1, 28, 28), 10),
     ("digits CNN, 8 x 8", "digits-cnn", (1, 8, 8), 10),
     ("FEMNIST CNN", "femnist-port", (1, 28, 28), 62),

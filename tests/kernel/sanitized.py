@@ -37,6 +37,8 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     ),
     (nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 3, 2, bias=False), nn.Flatten(), nn.Linear(6, 5)), (2, 5, 7)),
     (nn.Sequential(nn.Conv2d(2, 14, 3, padding=1), nn.Conv2d(14, 2, 3), nn.Flatten(), nn.Linear(18, 2)), (2, 5, 5)),
+    (fedcg(nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 37, bias=False)), domains=3, layers="2"), (7,)),
+    (fedcg(nn.Sequential(nn.Linear(7, 35), nn.ReLU(), nn.Linear(35, 3)), domains=5), (7,)),
     (fedcg(nn.Sequential(nn.Conv2d(2, 7, 2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(28, 3)), domains=3), (2, 5, 5)),
     (
         fedcg(

@@ -1,4 +1,4 @@
-"""A last convolution with a residual per domain: the kernel equals torch, whatever the domains of a batch."""
+"""A layer with a residual per domain: the kernel equals torch, whatever the domains of a batch."""
 
 from __future__ import annotations
 
@@ -39,13 +39,20 @@ def _network(channels: int, kernel: int, pools: bool, bias: bool, front: bool) -
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, 4))
 
 
-def _wrapped(module: nn.Module, domains: int, mixed: bool) -> DomainNet:
+def _perceptron(first: int, second: int, bias: bool) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(18, first, bias=bias), nn.ReLU()),
+        *(nn.Linear(first, second, bias=bias), nn.Tanh(), nn.Linear(second, 4, bias=bias)),
+    )
+
+
+def _wrapped(module: nn.Module, domains: int, mixed: bool, layers: str = "last") -> DomainNet:
     graph = Graph(fixed_adjacency("random", domains, 0.6, torch_rng(1, "A")), "none", "none") if mixed else None
-    net = fedcg(module, domains=domains, graph=graph, scale=0.7).double()
-    g = torch_rng(2, "residuals")
+    net = fedcg(module, domains=domains, graph=graph, scale=0.7, layers=layers).double()
+    g = torch_rng(2, "weights")
     with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if name.endswith("residual"):
+        for parameter in net.parameters():
+            if parameter.dim():
                 parameter.copy_(torch.randn(parameter.shape, generator=g) * 0.2)
     return net
 
@@ -63,32 +70,59 @@ def _torch_train(
     return flat(twin)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    channels=st.integers(1, 14), kernel=st.integers(1, 3), pools=st.booleans(), bias=st.booleans(),
-    front=st.booleans(), mixed=st.booleans(), domains=st.integers(1, 5), samples=st.integers(1, 41),
-    batch=st.integers(1, 41), sort=st.booleans(),
-)  # fmt: skip
-def test_training_equals_torch(
-    channels: int, kernel: int, pools: bool, bias: bool, front: bool, mixed: bool, domains: int, samples: int,
-    batch: int, sort: bool,
-) -> None:  # fmt: skip
-    module = _network(channels, kernel, pools, bias, front)
-    net, shape = _wrapped(module, domains, mixed), (2, 9, 9) if front else (2, 7, 7)
+def _check(net: DomainNet, shape: tuple[int, ...], samples: int, batch: int, sort: bool) -> None:
+    """Two epochs of training, and the scores before them."""
     routed = planned(net, shape)
     g = torch_rng(3, "data")
     x, y = torch.randn(samples, *shape, generator=g, dtype=torch.float64), torch.randint(4, (samples,), generator=g)
-    own = torch.randint(domains, (samples,), generator=g)
+    own = torch.randint(net.domains, (samples,), generator=g)
     order = torch.cat([torch.randperm(samples, generator=g) for _ in range(2)])
-    expected = _torch_train(net, x, y, own, order, 2, batch, lr=0.1, momentum=0.9, weight_decay=0.01)
+    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.5, "weight_decay": 0.01}
+    expected = _torch_train(net, x, y, own, order, 2, batch, **options)
     found, route = flat(net), Routing(own, net.adjacency)
     told = fast.grouped(order, 2, batch, own) if sort else order
-    routed.train(found, x, y, told, epochs=2, batch=batch, lr=0.1, momentum=0.9, weight_decay=0.01, route=route)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-12 * (1 + float(expected.abs().max())))
+    routed.train(found, x, y, told, epochs=2, batch=batch, route=route, **options)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     loss, accuracy = routed.evaluate(flat(net)[None], x, y, route=route)
     outputs = net(x, own).detach()
     assert float(loss) == pytest.approx(float(F.cross_entropy(outputs, y)), rel=1e-12)
     assert float(accuracy) == pytest.approx(float((outputs.argmax(1) == y).double().mean()))
+
+
+_SIZES = {"domains": st.integers(1, 5), "samples": st.integers(1, 41), "batch": st.integers(1, 41)}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    channels=st.integers(1, 14), kernel=st.integers(1, 3), pools=st.booleans(), bias=st.booleans(),
+    front=st.booleans(), mixed=st.booleans(), sort=st.booleans(), **_SIZES,
+)  # fmt: skip
+def test_a_last_convolution_trains_as_in_torch(
+    channels: int, kernel: int, pools: bool, bias: bool, front: bool, mixed: bool, sort: bool, domains: int,
+    samples: int, batch: int,
+) -> None:  # fmt: skip
+    net = _wrapped(_network(channels, kernel, pools, bias, front), domains, mixed)
+    _check(net, (2, 9, 9) if front else (2, 7, 7), samples, batch, sort)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    first=st.integers(1, 37), second=st.integers(1, 37), bias=st.booleans(), mixed=st.booleans(), sort=st.booleans(),
+    layer=st.sampled_from(["1", "3", "5", "last"]), **_SIZES,
+)  # fmt: skip
+def test_a_linear_layer_trains_as_in_torch(
+    first: int, second: int, bias: bool, mixed: bool, sort: bool, layer: str, domains: int, samples: int, batch: int
+) -> None:
+    _check(_wrapped(_perceptron(first, second, bias), domains, mixed, layer), (2, 3, 3), samples, batch, sort)
+
+
+@pytest.mark.parametrize("layer", ["6", "8"])
+def test_a_linear_layer_behind_convolutions_trains_as_in_torch(layer: str) -> None:
+    module = nn.Sequential(
+        *(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 5, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(45, 19), nn.ReLU(), nn.Linear(19, 4)),
+    )
+    _check(_wrapped(module, 3, True, layer), (2, 9, 9), samples=41, batch=17, sort=True)
 
 
 def test_grouping_keeps_the_batches() -> None:
@@ -103,9 +137,10 @@ def test_grouping_keeps_the_batches() -> None:
         (Graph(torch.eye(2), "per_filter", "none"), "last", "DomainConv2d"),
         (Graph(torch.eye(2), "none", "relu"), "last", "DomainConv2d"),
         (Graph(torch.eye(2), "none", "on_activation"), "last", "DomainConv2d"),
-        (None, "0", "elsewhere than in its last convolution"),
-        (None, "all", "DomainLinear"),
-        (None, "convolutions", "elsewhere than in its last convolution"),
+        (None, "0", "another convolution than the last"),
+        (None, "all", "more than one layer"),
+        (Graph(torch.eye(2), "per_filter", "relu"), "6", "DomainLinear"),
+        (None, "convolutions", "more than one layer"),
     ],
 )
 def test_what_is_more_than_a_sum_is_left_to_torch(graph: Graph | None, layers: str, reason: str) -> None:

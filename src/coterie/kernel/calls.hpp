@@ -34,10 +34,10 @@ inline Status check_data(const DataCall& data, const Network& net, const int64_t
     if (net.loss == Loss::cross_entropy && data.labels)
         for (int64_t i = 0; i < data.samples; i++)
             if (data.labels[i] < 0 || data.labels[i] >= net.outputs()) return label_out_of_range;
-    if (!net.routed()) return done;
+    if (!net.domains()) return done;
     if (!data.domains) return unknown_network;
     for (int64_t i = 0; i < data.samples; i++)
-        if (data.domains[i] < 0 || data.domains[i] >= net.trunk.back().domains) return domain_out_of_range;
+        if (data.domains[i] < 0 || data.domains[i] >= net.domains()) return domain_out_of_range;
     return done;
 }
 

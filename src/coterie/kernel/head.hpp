@@ -1,8 +1,10 @@
 // The linear layers of a network, for a whole batch at once.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "domains.hpp"
 #include "linear.hpp"
 #include "maps.hpp"
 #include "parameters.hpp"
@@ -20,12 +22,18 @@ class Head {
         input_row_ = round_up(net.head[0].inputs, kLanes<T>);
         input_.resize(turned_input ? features * stride_ : batch * input_row_ + kInputRows);
         for (const HeadStage& s : net.head) {
-            Stage stage{{s.inputs, s.outputs}, s.activation, parameters.find(s.weight), -1, {}, {}, {}, {}};
+            Stage stage{{s.inputs, s.outputs}, s.activation, parameters.find(s.weight), -1, {}, {}, {}, {}, {}};
             if (s.bias.present()) stage.bias = parameters.find(s.bias);
             stage.z.resize(batch * stage.shape.row_length() + kInputRows);
             stage.dz.resize(batch * stage.shape.row_length());
             stage.turned.resize(round_up(s.outputs, kInputRows) * stride_);
             stage.bias_gradient.resize(stage.shape.row_length());
+            if (s.domain.domains) {
+                stage.kernels = std::make_unique<DomainKernels<T>>(s.domain, s.weight, net.mix, parameters);
+                run_turned_.resize(round_up(s.outputs, kInputRows) * stride_);
+                run_dx_.resize(stage.shape.rows() * stride_);
+                domain_gradient_.resize(stage.kernels->parameters());
+            }
             stages_.push_back(std::move(stage));
         }
         if (turned_input) input_gradient_.resize(features * stride_);
@@ -43,9 +51,21 @@ class Head {
     T* output_gradient() { return stages_.back().dz.data(); }
     long output_row() const { return stages_.back().shape.row_length(); }
 
-    void forward(const T* weights, long samples) {
+    // `domains` of the data set's samples, of which `order` names these; null where no layer has any.
+    void forward(const T* weights, long samples, const int64_t* domains, const int64_t* order) {
         for (size_t i = 0; i < stages_.size(); i++) {
             Stage& stage = stages_[i];
+            if (stage.kernels) {
+                runs_ = runs_of(domains, order, samples, samples);
+                stage.kernels->begin_step(weights, runs_);
+                for (const Run& run : runs_) {
+                    const T* kernel = stage.kernels->kernel(run.domain);
+                    linear_forward<T>(stage.shape, input_of(i).from(run.first), kernel,
+                                      stage.bias >= 0 ? kernel + stage.bias - stage.weight : nullptr,
+                                      stage.z.data() + run.first * stage.shape.row_length(), run.size, stage.activation);
+                }
+                continue;
+            }
             linear_forward<T>(stage.shape, input_of(i), weights + stage.weight,
                               stage.bias >= 0 ? weights + stage.bias : nullptr, stage.z.data(), samples,
                               stage.activation);
@@ -58,10 +78,15 @@ class Head {
         for (long i = long(stages_.size()) - 1; i >= 0; i--) {
             Stage& stage = stages_[i];
             T* dx = i > 0 ? stages_[i - 1].turned.data() : input_gradient ? input_gradient_.data() : nullptr;
-            linear_backward<T>(stage.shape, input_of(i), weights + stage.weight, stage.dz.data(), stage.turned.data(), dx,
-                               stride_, samples, optimiser, stage.weight);
-            if (stage.bias >= 0)
-                bias_backward<T>(stage.shape, stage.dz.data(), samples, optimiser, stage.bias, stage.bias_gradient.data());
+            if (stage.kernels) {
+                backward_by_domain(stage, input_of(i), weights, dx, optimiser);
+            } else {
+                linear_backward<T>(stage.shape, input_of(i), weights + stage.weight, stage.dz.data(), stage.turned.data(),
+                                   dx, stride_, samples, optimiser, stage.weight);
+                if (stage.bias >= 0)
+                    bias_backward<T>(stage.shape, stage.dz.data(), samples, optimiser, stage.bias,
+                                     stage.bias_gradient.data());
+            }
             if (i > 0) through_activation_below(stages_[i - 1], samples, i > 1 || input_gradient);
         }
     }
@@ -86,7 +111,30 @@ class Head {
         Buffer<T> z, dz;    // [sample][output], z after the activation
         Buffer<T> turned;   // dz as [output][sample]
         Buffer<T> bias_gradient;
+        std::unique_ptr<DomainKernels<T>> kernels;  // of a layer with domains
     };
+
+    // A layer with domains, run by run. Vectors would run over the samples beside a run, so each is turned by itself.
+    void backward_by_domain(Stage& stage, Rows<T> x, const T* weights, T* dx, Optimiser<T>& optimiser) {
+        const long length = stage.shape.row_length(), outputs = stage.shape.outputs;
+        for (const Run& run : runs_) {
+            const T* dz = stage.dz.data() + run.first * length;
+            T* share = stage.kernels->share(run.domain);
+            linear_gradient<T>(stage.shape, x.from(run.first), dz, run.size, share);
+            for (long j = 0; stage.bias >= 0 && j < run.size; j++)
+                for (long o = 0; o < outputs; o++) share[stage.bias - stage.weight + o] += dz[j * length + o];
+            if (!dx) continue;
+            transpose<T>([&](long j) { return dz + j * length; }, run.size, outputs, run_turned_.data(), stride_);
+            linear_to_input<T>(stage.shape, stage.kernels->kernel(run.domain), run_turned_.data(), run_dx_.data(), stride_,
+                               run.size);
+            for (long i = 0; i < stage.shape.inputs; i++)
+                for (long j = 0; j < run.size; j += kLanes<T>)
+                    store_first(dx + i * stride_ + run.first + j, load(run_dx_.data() + i * stride_ + j), run.size - j);
+        }
+        std::memset(domain_gradient_.data(), 0, size_t(domain_gradient_.size()) * sizeof(T));
+        stage.kernels->share_out(weights, domain_gradient_.data());
+        optimiser.update_all(stage.kernels->first_parameter(), domain_gradient_.data(), domain_gradient_.size());
+    }
 
     Map<T> map_of(T* memory, const MapShape& shape, long first) const {
         return {memory + first, shape.height * shape.width * stride_, shape.width * stride_, stride_};
@@ -124,6 +172,8 @@ class Head {
     bool turned_input_;
     Buffer<T> input_, input_gradient_;
     std::vector<Stage> stages_;
+    std::vector<Run> runs_;  // of the present batch, where a layer has domains
+    Buffer<T> run_turned_, run_dx_, domain_gradient_;
 };
 
 }  // namespace coterie

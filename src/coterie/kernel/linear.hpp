@@ -47,6 +47,8 @@ template <class T>
 struct Rows {
     const T* data;
     long sample_step, feature_step;
+
+    Rows from(long sample) const { return {data + sample * sample_step, sample_step, feature_step}; }
 };
 
 // sums[i][j] += left(i, k) * right(k)[j] over k: the one inner loop of the linear layers.
@@ -183,6 +185,29 @@ void linear_to_input(const PackedLinear<T>& layer, const T* weights, const T* tu
             panel_to_input(std::integral_constant<int, 2>{}, p);
         else
             panel_to_input(std::integral_constant<int, 1>{}, p);
+}
+
+// gradient[input][outputs] += sum over samples x[sample][input] * dz[sample][outputs], packed as the weights are; what lies
+// behind the real sizes is left alone.
+template <class T>
+void linear_gradient(const PackedLinear<T>& layer, Rows<T> x, const T* dz, long samples, T* gradient) {
+    for (long p = 0; p < layer.panels(); p++)
+        for (long vector = 0; vector < layer.vectors_of(p); vector++) {
+            long column = p * layer.kPanel + vector * kLanes<T>, width = layer.vectors_of(p) * kLanes<T>;
+            T* to = gradient + layer.start(p) + vector * kLanes<T>;
+            for_row_blocks<kInputRows>(layer.inputs, [&](auto rows, long first) {
+                constexpr int R = decltype(rows)::value;
+                Vec<T> sums[R][1] = {};
+                const T* left = x.data + first * x.feature_step;
+                multiply_add<T>(
+                    sums, samples, [&](int i, long k) { return left[k * x.sample_step + i * x.feature_step]; },
+                    [&](long k) { return dz + k * layer.row_length() + column; });
+                for (int i = 0; i < R; i++) {
+                    T* place = to + (first + i) * width;
+                    store_first(place, load(place) + sums[i][0], layer.outputs - column);
+                }
+            });
+        }
 }
 
 // db[outputs] = sum over samples dz[sample][outputs], then the update.

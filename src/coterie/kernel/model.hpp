@@ -32,7 +32,7 @@ class Model {
           gradient_(parameters_.size()),
           targets_(net.outputs()),
           scratch_(round_up(net.outputs(), kLanes<T>)) {
-        if (net.routed()) {
+        if (net.routes_trunk()) {
             front_.trunk.pop_back();
             routed_ = std::make_unique<Routed<T>>(net, parameters_, batch);
         }
@@ -61,7 +61,7 @@ class Model {
     // The gradient of each sample's own loss with respect to its inputs, [samples][values]; returns the sum of losses.
     double input_gradient(const Samples<T>& inputs, const Targets<T>& targets, const int64_t* order, long samples,
                           const T* weights, T* out) {
-        if (routed_) throw std::invalid_argument("a network with domains has no gradient of its inputs here");
+        if (net_.domains()) throw std::invalid_argument("a network with domains has no gradient of its inputs here");
         forward(inputs, order, samples, weights, true, true);
         double loss = 0;
         for (long j = 0; j < samples; j++)
@@ -87,7 +87,7 @@ class Model {
             gather_rows(inputs, order, samples, head_.input_rows(), head_.input_row());
         else
             forward_trunk(inputs, order, samples, weights, keep, to_input);
-        head_.forward(weights, samples);
+        head_.forward(weights, samples, inputs.domains, order);
     }
 
     const T* output(long j) const { return head_.output() + j * head_.output_row(); }

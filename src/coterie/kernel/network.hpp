@@ -6,6 +6,7 @@
 // A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], of the head linear [activation].
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -33,12 +34,17 @@ struct Parameter {
     bool present() const { return offset >= 0; }
 };
 
+// What a layer with domains has beside its weight and bias (domains.hpp); no domains: a plain layer.
+struct DomainPart {
+    long domains = 0;
+    Parameter residual, scale;
+};
+
 struct TrunkStage {
     bool convolves = false;
     long kernel_height = 1, kernel_width = 1, pad_height = 0, pad_width = 0;
     Parameter weight, bias;
-    long domains = 0;  // with a residual each (routed.hpp); 0: one kernel for all samples
-    Parameter residual, scale;
+    DomainPart domain;
     Activation activation = Activation::none;
     bool pools = false;
     bool activate_before_pool = false;
@@ -49,12 +55,12 @@ struct TrunkStage {
     long used_width() const { return pools ? convolved.width / 2 * 2 : convolved.width; }
     long taps() const { return in.channels * kernel_height * kernel_width; }
     long weights() const { return convolved.channels * taps(); }
-    long values() const { return weights() + (bias.present() ? convolved.channels : 0); }
 };
 
 struct HeadStage {
     long inputs, outputs;
     Parameter weight, bias;
+    DomainPart domain;
     Activation activation = Activation::none;
 };
 
@@ -65,7 +71,13 @@ struct Network {
     Loss loss;
     const void* mix = nullptr;  // [domains][domains], of the weights' type: how domains borrow from each other
 
-    bool routed() const { return !trunk.empty() && trunk.back().domains > 0; }
+    bool routes_trunk() const { return !trunk.empty() && trunk.back().domain.domains > 0; }
+    // How many domains there are; 0 in a network without any.
+    long domains() const {
+        long most = routes_trunk() ? trunk.back().domain.domains : 0;
+        for (const HeadStage& stage : head) most = std::max(most, stage.domain.domains);
+        return most;
+    }
     long outputs() const { return head.back().outputs; }
 };
 
@@ -74,6 +86,10 @@ inline Activation activation_of(Kind kind) {
 }
 
 inline bool is_activation(Kind kind) { return kind == Kind::relu || kind == Kind::tanh || kind == Kind::sigmoid; }
+
+inline DomainPart domain_part_of(const LayerRecord& layer) {
+    return {long(layer.domains), {long(layer.residual_offset)}, {long(layer.scale_offset)}};
+}
 
 inline Network read_network(const LayerRecord* layers, int64_t count, const int64_t shape[3], Loss loss) {
     Network net{{shape[0], shape[1], shape[2]}, {}, {}, loss, nullptr};
@@ -84,7 +100,7 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
     auto take_activation = [&] { return activation_of(Kind(layers[at++].kind)); };
 
     while (at < count && Kind(layers[at].kind) != Kind::linear) {
-        if (net.routed()) throw std::invalid_argument("only the last stage of the trunk may have domains");
+        if (net.routes_trunk()) throw std::invalid_argument("only the last stage of the trunk may have domains");
         TrunkStage stage;
         stage.in = stage.convolved = map;
         const LayerRecord& layer = layers[at];
@@ -97,9 +113,7 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
             stage.pad_width = layer.pad_width;
             stage.weight.offset = layer.weight_offset;
             stage.bias.offset = layer.bias_offset;
-            stage.domains = layer.domains;
-            stage.residual.offset = layer.residual_offset;
-            stage.scale.offset = layer.scale_offset;
+            stage.domain = domain_part_of(layer);
             stage.convolved = {layer.outputs, map.height + 2 * layer.pad_height - layer.kernel_height + 1,
                                map.width + 2 * layer.pad_width - layer.kernel_width + 1};
             if (next_is_activation()) {
@@ -132,6 +146,7 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         stage.outputs = features = layers[at].outputs;
         stage.weight.offset = layers[at].weight_offset;
         stage.bias.offset = layers[at].bias_offset;
+        stage.domain = domain_part_of(layers[at]);
         at++;
         if (next_is_activation()) stage.activation = take_activation();
         net.head.push_back(stage);

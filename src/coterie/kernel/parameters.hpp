@@ -1,7 +1,8 @@
 // Between the caller's flat vector (torch's order) and the order the kernel trains in.
 //
 // Linear weights are packed in panels (linear.hpp), everything else keeps its order; every tensor is padded to whole
-// vectors, so that an update never has a tail. What belongs to a weight (momentum, anchor, correction) is packed alike.
+// vectors, so that an update never has a tail. What belongs to a weight (momentum, anchor, correction) is packed alike,
+// and so are the residuals of domains.
 #pragma once
 
 #include "linear.hpp"
@@ -17,18 +18,11 @@ class Parameters {
     explicit Parameters(const Network& net) {
         for (const TrunkStage& stage : net.trunk) {
             if (!stage.convolves) continue;
-            add_plain(stage.weight, stage.weights());
-            add_plain(stage.bias, stage.convolved.channels);
-            if (!stage.domains) continue;
-            add_plain(stage.residual, stage.domains * stage.values());
-            add_plain(stage.scale, 1);
+            add_layer(stage.weight, stage.bias, stage.domain, stage.weights(), stage.convolved.channels, {0, 0});
         }
-        for (const HeadStage& stage : net.head) {
-            PackedLinear<T> shape{stage.inputs, stage.outputs};
-            entries_.push_back({stage.weight.offset, size_, stage.inputs * stage.outputs, true, shape});
-            size_ += shape.size();
-            add_plain(stage.bias, stage.outputs);
-        }
+        for (const HeadStage& stage : net.head)
+            add_layer(stage.weight, stage.bias, stage.domain, stage.inputs * stage.outputs, stage.outputs,
+                      {stage.inputs, stage.outputs});
     }
 
     long size() const { return size_; }
@@ -75,9 +69,27 @@ class Parameters {
         PackedLinear<T> shape;
     };
 
-    void add_plain(const Parameter& parameter, long count) {
-        if (!parameter.present()) return;
-        entries_.push_back({parameter.offset, size_, count, false, {0, 0}});
+    // Weight and bias, then those of every domain, then the scale; `shape` has outputs for a linear layer.
+    void add_layer(const Parameter& weight, const Parameter& bias, const DomainPart& domain, long weights, long outputs,
+                   const PackedLinear<T>& shape) {
+        add_weight(weight.offset, weights, shape);
+        if (bias.present()) add_plain(bias.offset, outputs);
+        long length = weights + (bias.present() ? outputs : 0);
+        for (long d = 0; d < domain.domains; d++) {
+            add_weight(domain.residual.offset + d * length, weights, shape);
+            if (bias.present()) add_plain(domain.residual.offset + d * length + weights, outputs);
+        }
+        if (domain.domains) add_plain(domain.scale.offset, 1);
+    }
+
+    void add_weight(long offset, long count, const PackedLinear<T>& shape) {
+        if (!shape.outputs) return add_plain(offset, count);
+        entries_.push_back({offset, size_, count, true, shape});
+        size_ += shape.size();
+    }
+
+    void add_plain(long offset, long count) {
+        entries_.push_back({offset, size_, count, false, {0, 0}});
         size_ += round_up(count, kLanes<T>);
     }
 

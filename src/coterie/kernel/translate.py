@@ -15,18 +15,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from coterie.kernel.library import Library, installed
-from coterie.kernel.net import Layer, Loss, Net, Routing
+from coterie.kernel.net import Layer, Loss, Net
+from coterie.kernel.verify import difference
 from coterie.models.domains import DomainNet
-from coterie.models.residual import DomainConv2d, DomainLayer
-from coterie.rng import torch_rng
+from coterie.models.residual import DomainConv2d, DomainLayer, DomainLinear
 
 _TRACING = Lock()  # torch.fx patches torch while it traces
 _BATCH = object()  # stands for the number of samples in shapes
-_SAMPLES = 3
-_TOLERANCE = 1e-9
 
 _ACTIVATION_MODULES = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _ACTIVATIONS: dict[Any, str] = {
@@ -81,7 +79,9 @@ def plan_with(library: Library, module: nn.Module, input_shape: tuple[int, ...],
             net, evaluated = (_Translation(twin.train(mode), shape).net(library, loss) for mode in (True, False))
         if net.layers != evaluated.layers:
             raise _NotKnown("it computes something else in evaluation than in training")
-        _verify(net, twin)
+        problem = difference(net, twin)
+        if problem:
+            raise _NotKnown(problem)
     except _NotKnown as refusal:
         return Refusal(str(refusal))
     return net
@@ -238,17 +238,13 @@ class _Translation:
         if any(getattr(module, hook, None) for hook in hooks):
             raise _NotKnown(f"{label} has hooks")
         if isinstance(module, nn.Linear) and kind is nn.Linear:
-            if self.shape != (module.in_features,):
-                raise _NotKnown(f"{label} gets inputs of shape {self.shape}, not vectors of {module.in_features}")
-            self.layers.append(
-                Layer("linear", module.out_features, weight=self._use(name, "weight"), bias=self._use(name, "bias"))
-            )
-            self.shape = (module.out_features,)
+            self._linear(name, label, module.in_features, module.out_features)
         elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
-            self._convolution(label, module, self._use(name, "weight"), self._use(name, "bias"))
+            self._convolution(name, label, module)
+        elif isinstance(module, DomainLinear) and self._merges(module):
+            self._linear(name, label, module.kernel_shape[1], module.kernel_shape[0], module.domains)
         elif isinstance(module, DomainConv2d) and self._merges(module):
-            own = [self._use(name, part) for part in ("weight", "bias", "residual", "scale")]
-            self._convolution(label, module.like, *own[:2], module.domains, *own[2:])
+            self._convolution(name, label, module.like, module.domains)
         elif kind in _ACTIVATION_MODULES:
             self.layers.append(Layer(_ACTIVATION_MODULES[kind]))  # type: ignore[arg-type]
         elif isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d:
@@ -280,17 +276,30 @@ class _Translation:
         return layer.agnostic and not layer.on_activation and plain
 
     def _check_domains(self) -> None:
-        """The kernel has domains in the last convolution alone."""
+        """The kernel has domains in one layer alone, linear or the last convolution."""
         places = [place for place, layer in enumerate(self.layers) if layer.domains]
-        if not places:
-            return
+        if len(places) > 1:
+            raise _NotKnown("it has domains in more than one layer")
         kinds = [layer.kind for layer in self.layers]
+        if not places or kinds[places[0]] == "linear":
+            return
         behind = kinds[places[0] + 1 : kinds.index("linear")]
         named = tuple("pool" if kind == "pool" else "activation" for kind in behind)
-        if len(places) > 1 or "convolution" in behind or named not in _BEHIND_DOMAINS:
-            raise _NotKnown("it has domains elsewhere than in its last convolution")
+        if "convolution" in behind or named not in _BEHIND_DOMAINS:
+            raise _NotKnown("it has domains in another convolution than the last")
 
-    def _convolution(self, label: str, module: nn.Conv2d, *parts: int) -> None:
+    def _parts(self, name: str, domains: int) -> tuple[int, ...]:
+        """Where the parameters of a layer begin, as `Layer` wants them."""
+        own = (self._use(name, "weight"), self._use(name, "bias"))
+        return (*own, domains, self._use(name, "residual"), self._use(name, "scale")) if domains else own
+
+    def _linear(self, name: str, label: str, inputs: int, outputs: int, domains: int = 0) -> None:
+        if self.shape != (inputs,):
+            raise _NotKnown(f"{label} gets inputs of shape {self.shape}, not vectors of {inputs}")
+        self.layers.append(Layer("linear", outputs, (1, 1), (0, 0), *self._parts(name, domains)))
+        self.shape = (outputs,)
+
+    def _convolution(self, name: str, label: str, module: nn.Conv2d, domains: int = 0) -> None:
         if (module.stride, module.dilation, module.groups) != ((1, 1), (1, 1), 1) or module.padding_mode != "zeros":
             raise _NotKnown(f"{label} has a stride, dilation, groups or padding mode that is not known to the kernel")
         height, width = module.kernel_size
@@ -307,7 +316,9 @@ class _Translation:
         rows, columns = self.shape[1] + 2 * padding[0] - height + 1, self.shape[2] + 2 * padding[1] - width + 1
         if rows < 1 or columns < 1:
             raise _NotKnown(f"{label} is larger than its input of shape {self.shape}")
-        self.layers.append(Layer("convolution", module.out_channels, (height, width), padding, *parts))
+        self.layers.append(
+            Layer("convolution", module.out_channels, (height, width), padding, *self._parts(name, domains))
+        )
         self.shape = (module.out_channels, rows, columns)
 
     def _pool(self, label: str, options: dict[str, Any]) -> None:
@@ -369,32 +380,3 @@ def _offsets_of(module: nn.Module) -> tuple[dict[str, int], int]:
     if len(list(module.named_parameters(remove_duplicate=False))) != len(offsets):
         raise _NotKnown("it shares a parameter between layers")
     return offsets, size
-
-
-def _verify(net: Net, reference: nn.Module) -> None:
-    """Run both on random weights and inputs in float64; what differs is refused. Overwrites `reference`."""
-    generator = torch_rng(0, "kernel-check")
-    reference = reference.to("cpu", torch.float64)
-    flat = torch.empty(net.size, dtype=torch.float64)
-    start = 0
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            fan_in = parameter[0].numel() if parameter.dim() > 1 else 1
-            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / math.sqrt(fan_in)
-            parameter.copy_(values)
-            flat[start : start + parameter.numel()] = values.flatten()
-            start += parameter.numel()
-        x = torch.randn(_SAMPLES, *net.input_shape, generator=generator, dtype=torch.float64)
-        route = (
-            Routing(torch.arange(_SAMPLES) % net.domains, reference.adjacency)
-            if isinstance(reference, DomainNet)
-            else None
-        )
-        try:
-            expected: Tensor = reference(x) if route is None else reference(x, route.domains)
-        except Exception as error:  # the user's forward may raise anything
-            raise _NotKnown(f"its forward fails on a random batch ({error})") from None
-    found = net.logits(flat[None], x, route)[0]
-    scale = 1.0 + float(expected.abs().max())
-    if expected.shape != found.shape or not torch.allclose(expected, found, rtol=0, atol=_TOLERANCE * scale):
-        raise _NotKnown("its outputs differ from those of the translation")
