@@ -234,6 +234,17 @@ def test_impatient_seeding_takes_what_it_has(digits: OwnPopulation) -> None:
     assert result.n_clusters == 3
 
 
+def test_groups_are_believed_once_enough_rounds_agree(digits: OwnPopulation) -> None:
+    def seeding(**settings: Any) -> list[bool]:
+        """After each of seven rounds, whether the seeding still goes on."""
+        method = md(patience=99, **settings)
+        return [run(method, digits, small_net, rounds=n).state.seeds is not None for n in range(1, 8)]
+
+    assert seeding(agree=1) == [False] * 7
+    two, three = seeding(agree=2).index(False), seeding(agree=3).index(False)
+    assert 1 <= two < three
+
+
 def test_samples_that_their_own_model_does_not_know_move_nobody_who_was_seeded(digits: OwnPopulation) -> None:
     def seeded(**settings: Any) -> tuple[list[int] | None, list[int] | None]:
         method = md(patience=1, margin=0.0, **settings)

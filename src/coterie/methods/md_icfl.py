@@ -37,10 +37,11 @@ _MEMORY = 0.5  # what a client's earlier directions still count in the seeding
 
 @dataclass(frozen=True)
 class Seeds:
-    """Cosine seeding on its way: each client's summed direction, and the groups they gave in the last round."""
+    """Cosine seeding on its way: each client's summed direction, the last round's groups, for how many rounds alike."""
 
     vectors: dict[str, Tensor]
     groups: dict[str, int]
+    alike: int = 1
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class MDICFL(ServerMethod[Distanced]):
             "help": "first clusters: random (the paper), by the cosine of updates, or that less what labels explain"
         },
     )
+    agree: int = field(default=2, metadata={"help": "successive rounds that must give the same groups to be believed"})
     patience: int = field(default=10, metadata={"help": "rounds after which the seeding takes what it has"})
     hold: int = field(default=3, metadata={"help": "rounds for which seeded clusters are kept before distances count"})
     margin: float = field(default=0.4, metadata={"help": "seeded clients move only to a cluster nearer by this share"})
@@ -155,7 +157,7 @@ class MDICFL(ServerMethod[Distanced]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("k", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
+        for key in ("k", "agree", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
         for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip", "trust"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
@@ -204,7 +206,7 @@ class MDICFL(ServerMethod[Distanced]):
         return replace(state, means=means, labels=labels)
 
     def _seed(self, state: Distanced, fed: Federation, ids: Sequence[ClientId]) -> tuple[Distanced, Log]:
-        """Plain FedAvg until the clients' directions give the same K groups in two successive rounds."""
+        """Plain FedAvg until the clients' directions give the same K groups in successive rounds."""
         assert state.seeds is not None
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=[0] * len(ids))
         if replies.value is None:
@@ -221,9 +223,10 @@ class MDICFL(ServerMethod[Distanced]):
         # the one model as FedAvg computes it, bit for bit
         everyone = torch.zeros(len(replies.ids), dtype=torch.int64)
         models = spread(row(group_means(trained, weights, everyone, stack([common])), 0), self.k)
-        if not (steady(groups, state.seeds.groups) or (groups and fed.round + 1 >= self.patience)):
+        alike = state.seeds.alike + 1 if steady(groups, state.seeds.groups) else 1
+        if not groups or (alike < self.agree and fed.round + 1 < self.patience):
             alone = dict.fromkeys(vectors, 0)
-            return replace(state, models=models, cluster=alone, seeds=Seeds(vectors, groups)), {"seeded": 0}
+            return replace(state, models=models, cluster=alone, seeds=Seeds(vectors, groups, alike)), {"seeded": 0}
         mine = torch.tensor([groups[client] for client in replies.ids])
         models = group_means(trained, weights, mine, models)
         log: Log = {"seeded": 1, "sizes": cluster_sizes(mine, self.k)}
