@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "domains.hpp"
@@ -34,11 +33,11 @@ class Routed {
         runs_ = runs_of(inputs.domains, order, samples, kLanes<T>);
         kernels_.begin_step(weights, runs_);
         places_.clear();
-        std::map<std::pair<long, long>, long> seen;
+        std::map<long, long> seen;
         for (const Run& run : runs_) {
             Trunk<T>& part = part_of(run);
-            places_.push_back(keep ? seen[{run.domain, run.size}]++ : 0);
-            part.begin_step(kernels_.kernel(run.domain), keep, true);
+            places_.push_back(keep ? seen[run.size]++ : 0);
+            part.begin_step(kernels_.kernel(run.domain), false);
             copy(values(run.first), part.input(places_.back()), run.size);
             part.forward(places_.back(), kernels_.kernel(run.domain), from(out, run.first));
         }
@@ -48,6 +47,8 @@ class Routed {
     void backward(const T* weights, Map<T> out_gradient, Map<T> out_value, T* total, bool to_input) {
         for (size_t i = 0; i < runs_.size(); i++) {
             const Run& run = runs_[i];
+            // parts are few, so that they stay in the cache: another domain may have used this one since
+            if (to_input) part_of(run).begin_step(kernels_.kernel(run.domain), true, true);
             Map<T> back = part_of(run).backward(places_[i], from(out_gradient, run.first), from(out_value, run.first),
                                                 kernels_.share(run.domain), to_input);
             if (to_input) copy(back, gradient(run.first), run.size);
@@ -73,7 +74,7 @@ class Routed {
     }
 
     Trunk<T>& part_of(const Run& run) {
-        std::unique_ptr<Trunk<T>>& slot = parts_[{run.domain, run.size}];
+        std::unique_ptr<Trunk<T>>& slot = parts_[run.size];
         if (!slot) slot = std::make_unique<Trunk<T>>(alone_, own_, run.size);
         return *slot;
     }
@@ -86,7 +87,7 @@ class Routed {
     Buffer<T> values_, gradient_;
     std::vector<Run> runs_;     // of the present batch
     std::vector<long> places_;  // where the part of each run keeps what the way back needs
-    std::map<std::pair<long, long>, std::unique_ptr<Trunk<T>>> parts_;  // by domain and number of samples
+    std::map<long, std::unique_ptr<Trunk<T>>> parts_;  // by number of samples
 };
 
 }  // namespace coterie
