@@ -112,7 +112,7 @@ class MDICFL(ServerMethod[Distanced]):
             "help": "first clusters: random (the paper), by the cosine of updates, or that less what labels explain"
         },
     )
-    agree: int = field(default=2, metadata={"help": "successive rounds that must give the same groups to be believed"})
+    agree: int = field(default=3, metadata={"help": "successive rounds that must give the same groups to be believed"})
     patience: int = field(default=10, metadata={"help": "rounds after which the seeding takes what it has"})
     hold: int = field(default=3, metadata={"help": "rounds for which seeded clusters are kept before distances count"})
     margin: float = field(default=0.4, metadata={"help": "seeded clients move only to a cluster nearer by this share"})
