@@ -6,6 +6,7 @@ per sample. The networks are in evaluation mode and stay as they are; only pixel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from coterie import fast
+from coterie.data.samples import Samples
 from coterie.kernel import Net
 from coterie.states import Stack, clone, count, row
 from coterie.task import Task
@@ -169,3 +171,15 @@ def sample_loss(task: Task, clusters: Stack, samples: Tensor) -> float:
     labels = torch.arange(classes).repeat_interleave(per_class).expand(len(samples), -1)
     losses, _ = _Readers(task, clusters).gradient(samples.flatten(1, 2), labels)
     return float(losses.sum()) / labels.numel()
+
+
+def brightness(task: Task, data: Sequence[Samples]) -> Tensor:
+    """What clients say of the prior's mean: the mean input per channel of images, over all features otherwise; [N, .].
+
+    0 for a client without any samples.
+    """
+    means = []
+    for samples in data:
+        x = task.inputs(samples.x) if len(samples) else torch.zeros(1, *task.shape)
+        means.append(x.mean((0, 2, 3)) if x.dim() == 4 else x.mean().view(1))
+    return torch.stack(means)

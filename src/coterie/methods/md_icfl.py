@@ -15,6 +15,7 @@ from coterie.clustering.model_distance import label_shares, nearest, own_outputs
 from coterie.clustering.pseudo_samples import (
     Objective,
     back_search,
+    brightness,
     draw,
     fresh_generators,
     sample_loss,
@@ -248,8 +249,9 @@ class MDICFL(ServerMethod[Distanced]):
         trained = replies.value.model
         if made is not None:
             log["sample_loss"] = loss = sample_loss(fed.task, state.models, made.samples)
-            kept = set(state.cluster) if self.seeding != "none" and loss > self.trust else set()
-            judged = [place for place, client in enumerate(replies.ids) if client in set(undecided) - kept]
+            kept = state.cluster if self.seeding != "none" and loss > self.trust else {}
+            open_ = set(undecided).difference(kept)
+            judged = [place for place, client in enumerate(replies.ids) if client in open_]
             readings = read_samples(fed.task, trained, state.models, made.samples)
             chosen |= self._nearest(state, fed, [replies.ids[i] for i in judged], readings.distances[judged])
             outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
@@ -344,12 +346,12 @@ class MDICFL(ServerMethod[Distanced]):
     @on_client
     def introduce(self, c: Cohort, sent: Nothing) -> Introduction:
         """On the client, once, under weak privacy: brightness and label shares."""
-        return Introduction(_brightness(c), _own_shares(c))
+        return Introduction(brightness(c.task, c.part("train")), _own_shares(c))
 
     @on_client
     def show_brightness(self, c: Cohort, sent: Nothing) -> Brightness:
         """On the client, once, under strong privacy: the prior's mean and nothing of the labels."""
-        return Brightness(_brightness(c))
+        return Brightness(brightness(c.task, c.part("train")))
 
     @on_client
     def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
@@ -396,12 +398,3 @@ def _with(known: dict[str, Tensor], ids: Sequence[ClientId], values: Tensor) -> 
 
 def _own_shares(c: Cohort) -> Tensor:
     return label_shares([client.train.y for client in c.data], c.task.classes)
-
-
-def _brightness(c: Cohort) -> Tensor:
-    """The mean input per channel of images, over all features otherwise; 0 without any samples."""
-    means = []
-    for client in c.data:
-        x = c.task.inputs(client.train.x) if len(client.train) else torch.zeros(1, *c.task.shape)
-        means.append(x.mean((0, 2, 3)) if x.dim() == 4 else x.mean().view(1))
-    return torch.stack(means)
