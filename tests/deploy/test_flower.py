@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.supercore import heartbeat
 
 from coterie.config import RunConfig, from_tables, read_tables
 from coterie.data.own import OwnPopulation
@@ -126,6 +128,15 @@ def test_no_image_has_crossed(deployed: Deployment) -> None:
             seen = population.normalise(image[None], torch.float64)
             for form in (image, image.float(), image.double(), seen, seen.float()):
                 assert form.contiguous().numpy().tobytes() not in crossed
+
+
+def test_the_end_of_a_run_does_not_interrupt_us(deployed: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower sends a SIGINT to the process whose heartbeat is refused, and a run that has ended refuses it."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", heartbeat.HEARTBEAT_CALL_TIMEOUT)  # without a pause
+    for _ in range(20):
+        with deployed.link.grid():
+            time.sleep(0.02)
+    time.sleep(0.2)  # where it would be heard
 
 
 class Rogue(Device):

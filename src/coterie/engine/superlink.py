@@ -126,10 +126,11 @@ class SuperLink:
             status = SubStatus.COMPLETED
         finally:
             grid._retry_invoker.max_tries = 1  # nothing to wait for at the end
-            with suppress(httpx.HTTPError):  # the SuperLink may be gone, and the run with it
-                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+            # Before the run ends: its token ends with it, and Flower answers a refused heartbeat with a SIGINT to us.
             with suppress(RuntimeError):  # it stops by itself when the SuperLink does
                 heart.stop()
+            with suppress(httpx.HTTPError):  # the SuperLink may be gone, and the run with it
+                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
             grid.close()
 
     def _start_run(self) -> int:
