@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 from flwr.supercore import heartbeat
 
 from coterie.config import RunConfig, from_tables, read_tables
@@ -132,7 +133,7 @@ def test_no_image_has_crossed(deployed: Deployment) -> None:
 
 def test_the_end_of_a_run_does_not_interrupt_us(deployed: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower sends a SIGINT to the process whose heartbeat is refused, and a run that has ended refuses it."""
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", heartbeat.HEARTBEAT_CALL_TIMEOUT)  # without a pause
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_CALL_TIMEOUT)  # without a pause
     for _ in range(20):
         with deployed.link.grid():
             time.sleep(0.02)

@@ -35,7 +35,7 @@ class Told(PANM):
     name: ClassVar[str] = "told"
     friends: tuple[str, ...] = ()
 
-    def similarity(self, c: Cohort, inbox: Inbox) -> Tensor:
+    def similarity(self, c: Cohort, inbox: Inbox, known: Tensor) -> Tensor:
         """1 for friends, 0.1 and less for others, 0 where nothing came."""
         value = {peer_key(name): 0.1 - 0.001 * i for i, name in enumerate(NAMES)}
         value |= {peer_key(name): 1.0 - 0.001 * i for i, name in enumerate(self.friends)}

@@ -21,7 +21,7 @@ from coterie.methods import METHODS
 from coterie.methods.neighbourhood import quality
 from coterie.methods.panm import PANM
 from coterie.methods.peers import Answers, Inbox, PeerView, aggregate, answer_of, best, inbox_of
-from coterie.methods.similarity import by_direction, by_loss, directions
+from coterie.methods.similarity import by_direction, by_loss, directions, discriminating
 from coterie.methods.simulated import Network
 from coterie.run import run
 from coterie.states import Stack, row, stack
@@ -76,10 +76,31 @@ def test_cosines_by_hand() -> None:
     ways = [end["weight"][j] - origin for j in range(4)]
     expected = [float(torch.cosine_similarity(ways[0], ways[j], dim=0)) for j in (1, 2, 3)]
     assert by_direction(c, box, 0.0)[0, :3].tolist() == pytest.approx(expected, abs=1e-6)
-    both = 0.25 * by_direction(c, box, 1.0) + 0.75 * by_direction(c, box, 0.0)
-    assert torch.allclose(by_direction(c, box, 0.25), both)
+    angles = by_direction(c, box, 1.0), by_direction(c, box, 0.0)
+    assert torch.allclose(by_direction(c, box, 0.25), 0.25 * angles[0] + 0.75 * angles[1])
+    known = torch.tensor([[True, False, False, False]])
+    weight = float(discriminating(*angles, box.mask, known, 0.9))
+    assert 0 < weight < 0.9
+    assert torch.allclose(by_direction(c, box, 0.9, known), weight * angles[0] + (1 - weight) * angles[1])
     with pytest.raises(CoterieError, match="where local training began"):
         by_direction(c, replace(box, pool=replace(box.pool, start=None)), 0.5)
+
+
+def test_the_weight_of_theta1_by_hand() -> None:
+    """Neighbours 0.8, 0.6 and others 0.2, 0.4: 0.4 apart, variance 0.01, worth 40; the fair one: 0.2 / 0.01."""
+    good, fair = torch.tensor([[0.8, 0.6, 0.2, 0.4]]), torch.tensor([[0.5, 0.3, 0.3, 0.1]])
+    mask, known = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[True, True, False, False]])
+    assert discriminating(fair, good, mask, known, 0.5).item() == pytest.approx(1 / 3)
+    assert discriminating(good, fair, mask, known, 0.5).item() == 0.5  # 2 / 3, but no more than that
+    assert discriminating(good.flip(1), fair, mask, known, 0.5).item() == 0.0  # strangers are nearer: noise
+    assert discriminating(good.flip(1), fair.flip(1), mask, known, 0.5).item() == 0.5  # neither says anything
+    for nobody in (~mask, mask):
+        assert discriminating(fair, good, mask, nobody, 0.5).item() == 0.5  # nothing to compare
+    silent = torch.cat([fair, torch.tensor([[9.0]])], 1), torch.cat([good, torch.tensor([[-9.0]])], 1)
+    came, listed = (torch.cat([part, torch.zeros(1, 1, dtype=torch.bool)], 1) for part in (mask, known))
+    assert discriminating(*silent, came, listed, 0.5).item() == pytest.approx(1 / 3)
+    flat = torch.tensor([[1.0, 1.0, 0.0, 0.0]])  # no variance at all: finite
+    assert discriminating(fair, flat, mask, known, 0.5).item() == pytest.approx(20 / (20 + 1e6))
 
 
 def test_the_kernel_and_torch_agree_on_directions_and_means() -> None:

@@ -20,6 +20,7 @@ from coterie.task import Task
 LossScore = Literal["inverse", "negative"]
 _SMALLEST_LOSS = 1e-5
 _BLOCK = 4096
+_LEAST_VARIANCE = 1e-6  # of cosines
 _TINY = torch.finfo(torch.float64).tiny
 
 with warnings.catch_warnings():  # torch says once that its sparse matrices are young; nobody can act on that
@@ -43,34 +44,57 @@ def by_loss(c: Cohort, inbox: Inbox, kind: LossScore) -> Tensor:
     return torch.where(inbox.mask & torch.isfinite(loss), similarity, 0.0)
 
 
-def by_direction(c: Cohort, inbox: Inbox, alpha: float) -> Tensor:
+def by_direction(c: Cohort, inbox: Inbox, alpha: float, known: Tensor | None = None) -> Tensor:
     """`directions` from the common initial model, unless the simulator has measured them for all peers at once."""
     if inbox.similarity is not None:
         return inbox.similarity
-    return directions(c.task, c.task.init(c.seed), inbox, alpha)
+    return directions(c.task, c.task.init(c.seed), inbox, alpha, known)
 
 
-def directions(task: Task, origin: State, inbox: Inbox, alpha: float) -> Tensor:
+def directions(task: Task, origin: State, inbox: Inbox, alpha: float, known: Tensor | None = None) -> Tensor:
     """Equation 6: alpha cos(theta1) + (1 - alpha) cos(theta2), [C, m]; 0 where no model came.
 
     theta1 is between the last local updates, theta2 between the ways from the common initial model; the cosine with
     a vector of zeros is 0. Only the pairs that met are computed, each always by the same sums, however many peers share
-    the work.
+    the work. Where it is said who is `known`, [C, m], alpha is the most that theta1 may weigh (`discriminating`).
     """
     similarity = torch.zeros(inbox.index.shape, dtype=torch.float64)
     if not bool(inbox.mask.any()):
         return similarity
-    parts: list[tuple[float, Stack]] = []
+    begins: list[Stack] = []
     if alpha > 0:
         if inbox.pool.start is None:
             raise CoterieError("The answers do not tell where local training began, which theta1 needs.")
-        parts.append((alpha, inbox.pool.start))
+        begins.append(inbox.pool.start)
     if alpha < 1:
-        parts.append((1 - alpha, spread(origin, 1)))
-    cosines = _cosines(task, inbox, [begin for _, begin in parts])
-    for (weight, _), cosine in zip(parts, cosines, strict=True):
-        similarity[inbox.mask] += weight * cosine
-    return similarity
+        begins.append(spread(origin, 1))
+    angles = torch.zeros(len(begins), *inbox.index.shape, dtype=torch.float64)
+    angles[:, inbox.mask] = _cosines(task, inbox, begins)
+    if len(begins) == 1:
+        return angles[0]
+    weight = alpha if known is None else discriminating(angles[0], angles[1], inbox.mask, known, alpha)[:, None]
+    return weight * angles[0] + (1 - weight) * angles[1]
+
+
+def discriminating(theta1: Tensor, theta2: Tensor, mask: Tensor, known: Tensor, most: float) -> Tensor:
+    """What theta1 should weigh beside theta2, [C], to tell the neighbours from the others: Fisher's discriminant.
+
+    Each cosine [C, m] is worth the distance of the two means over the variance around them, nothing if neighbours are
+    farther than others. Updates of peers who have learnt their data are noise (theta1 says nothing then), and ways that
+    were averaged with strangers' grow alike (theta2 says nothing then). `most` where there is nothing to compare.
+    """
+    near, far = mask & known, mask & ~known
+    sizes = [part.sum(1).clamp_min(1) for part in (near, far)]
+
+    def worth(angle: Tensor) -> Tensor:
+        means = [(angle * part).sum(1) / size for part, size in zip((near, far), sizes, strict=True)]
+        around = torch.where(near, means[0][:, None], means[1][:, None])
+        variance = ((angle - around).square() * mask).sum(1) / mask.sum(1).clamp_min(1)
+        return (means[0] - means[1]).clamp_min(0) / variance.clamp_min(_LEAST_VARIANCE)
+
+    first, second = worth(theta1), worth(theta2)
+    compared = near.any(1) & far.any(1) & (first + second > 0)
+    return torch.where(compared, first / (first + second).clamp_min(_TINY), most).clamp_max(most)
 
 
 def _cosines(task: Task, inbox: Inbox, begins: Sequence[Stack]) -> Tensor:

@@ -121,7 +121,7 @@ def _metrics(setting: _Setting, out: Path, seeds: Sequence[int], note: Note, *, 
         runs = [
             _stage_one(
                 setting, out / f"alpha{alpha:g}" / f"seed{seed}", seed, note,
-                method="panm", groups=groups, rounds=rounds, settings={"alpha": alpha},
+                method="panm", groups=groups, rounds=rounds, settings={"alpha": alpha, "weigh": "fixed"},
             )
             for seed in seeds
         ]  # fmt: skip
@@ -138,7 +138,7 @@ def _theory(setting: _Setting, out: Path, seeds: Sequence[int], note: Note, *, g
         _row("Theorem 1 for PENS", confidence(*numbers, 1) * rounds, rounds),
     ]
     for label, method, settings in (
-        ("PANMGrad", "panm", {"metric": "grad"}),
+        ("PANMGrad", "panm", {"metric": "grad", "weigh": "fixed"}),
         ("PANMLoss", "panm", {"metric": "loss"}),
         ("PENS", "pens", {}),
     ):
