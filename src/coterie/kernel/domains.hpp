@@ -38,52 +38,97 @@ class DomainKernels {
           scale_(parameters.find(part.scale)),
           block_(residual_ - common_),
           mix_(static_cast<const T*>(mix)),
-          mixed_(mix_ ? domains_ * block_ : 0),
-          kernels_(domains_ * block_),
-          shares_(domains_ * block_) {}
+          mixed_(mix_ ? domains_ * block_ : 0) {}
 
+    long domains() const { return domains_; }
+    long block() const { return block_; }  // length of U, of each V and of each K
+    bool mixes() const { return mix_; }
+    const std::vector<long>& present() const { return present_; }
+
+    // Where things begin in the packed order.
+    long common() const { return common_; }
+    long residual(long domain) const { return residual_ + domain * block_; }
+    long scale() const { return scale_; }
+
+    // What is scaled and added to U for a domain that occurs.
+    const T* added(long domain, const T* weights) const {
+        return mix_ ? mixed_.data() + domain * block_ : weights + residual(domain);
+    }
     T* kernel(long domain) { return kernels_.data() + domain * block_; }
-    // The gradient with respect to K[d], to be added to.
     T* share(long domain) { return shares_.data() + domain * block_; }
 
-    long first_parameter() const { return common_; }
-    long parameters() const { return scale_ + kLanes<T> - common_; }
-
-    // Once per step: the kernels of the domains that occur, and nothing yet in their shares.
+    // Once per step: which domains occur, and what each borrows.
     void begin_step(const T* weights, const std::vector<Run>& runs) {
         present_.clear();
         for (const Run& run : runs)
-            if (std::find(present_.begin(), present_.end(), run.domain) == present_.end()) present_.push_back(run.domain);
+            if (!is_present(run.domain)) present_.push_back(run.domain);
+        if (!mix_) return;
+        for (long first = 0; first < block_; first += kChunk)
+            for (long d : present_) {
+                T* row = mixed_.data() + d * block_ + first;
+                long count = std::min(kChunk, block_ - first);
+                std::memset(row, 0, size_t(count) * sizeof(T));
+                for (long e = 0; e < domains_; e++)
+                    add_scaled(weights + residual(e) + first, mix_[d * domains_ + e], row, count);
+            }
+    }
+
+    // K[d] of the domains that occur.
+    void merge(const T* weights) {
+        if (!kernels_.size()) kernels_.resize(domains_ * block_);
         for (long d : present_) {
-            T* row = mixed_.data() + d * block_;
-            if (mix_) std::memset(row, 0, size_t(block_) * sizeof(T));
-            for (long e = 0; mix_ && e < domains_; e++)
-                add_scaled(weights + residual_ + e * block_, mix_[d * domains_ + e], row);
-            std::memcpy(kernel(d), weights + common_, size_t(block_) * sizeof(T));
-            add_scaled(mixed(d, weights), weights[scale_], kernel(d));
-            std::memset(share(d), 0, size_t(block_) * sizeof(T));
+            const T* from = added(d, weights);
+            for (long i = 0; i < block_; i++) kernel(d)[i] = weights[common_ + i] + weights[scale_] * from[i];
         }
     }
 
-    // From the shares to the gradients of U, V and the scale: added to `total`, which begins with `first_parameter`.
-    void share_out(const T* weights, T* total) {
+    // Gradients by domain are to be added up in `share`; nothing is there yet.
+    void clear_shares() {
+        if (!shares_.size()) shares_.resize(domains_ * block_);
+        for (long d : present_) std::memset(share(d), 0, size_t(block_) * sizeof(T));
+    }
+
+    // From shares of K[d] to the gradients of U and the scale, added to `total`, which begins with U.
+    void share_with_common(const T* weights, T* total) {
         for (long d : present_) {
-            add_scaled(share(d), T(1), total);
-            total[scale_ - common_] += product(share(d), mixed(d, weights));
-            for (long e = 0; e < domains_; e++) {
-                T weight = mix_ ? mix_[d * domains_ + e] : T(d == e);
-                if (weight != 0) add_scaled(share(d), weights[scale_] * weight, total + (1 + e) * block_);
-            }
+            add_scaled(share(d), T(1), total, block_);
+            total[scale_ - common_] += product(share(d), added(d, weights));
         }
+    }
+
+    // The update of all V[e] from shares that count `factor` times; what is read more than once stays in the cache.
+    void update_residuals(T factor, Optimiser<T>& optimiser) {
+        for (long first = 0; first < block_; first += kChunk)
+            for (long e = 0; e < domains_; e++) {
+                if (!mix_ && is_idle(e, optimiser)) continue;
+                long count = std::min(kChunk, block_ - first);
+                T gradient[kChunk] = {};
+                for (long d : present_)
+                    if (T weight = mix_ ? mix_[d * domains_ + e] : T(d == e); weight != 0)
+                        add_scaled(share(d) + first, factor * weight, gradient, count);
+                optimiser.update_all(residual(e) + first, gradient, count);
+            }
+    }
+
+    // The same for domains that do not occur, without A: momentum goes on, and weights decay.
+    void update_absent(Optimiser<T>& optimiser) {
+        const T zeros[kChunk] = {};
+        for (long e = 0; e < domains_; e++)
+            for (long first = 0; first < block_ && !is_present(e) && !is_idle(e, optimiser); first += kChunk)
+                optimiser.update_all(residual(e) + first, zeros, std::min(kChunk, block_ - first));
     }
 
    private:
-    const T* mixed(long domain, const T* weights) const {
-        return (mix_ ? mixed_.data() : weights + residual_) + domain * block_;
+    static constexpr long kChunk = 512;
+
+    bool is_present(long domain) const { return std::find(present_.begin(), present_.end(), domain) != present_.end(); }
+    // Nothing would change: no gradient, and a rule without memory.
+    bool is_idle(long domain, const Optimiser<T>& optimiser) const {
+        return optimiser.kind() == UpdateKind::plain && !is_present(domain);
     }
 
-    void add_scaled(const T* values, T factor, T* to) const {
-        for (long i = 0; i < block_; i++) to[i] += factor * values[i];
+    static void add_scaled(const T* values, T factor, T* to, long count) {
+        for (long i = 0; i < count; i++) to[i] += factor * values[i];
     }
 
     T product(const T* one, const T* other) const {
@@ -92,8 +137,7 @@ class DomainKernels {
         return sum_lanes<T>(sum);
     }
 
-    long domains_, common_, residual_, scale_;
-    long block_;  // length of U, of each V and of each K
+    long domains_, common_, residual_, scale_, block_;
     const T* mix_;
     Buffer<T> mixed_, kernels_, shares_;
     std::vector<long> present_;

@@ -4,10 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "domains.hpp"
 #include "linear.hpp"
 #include "maps.hpp"
 #include "parameters.hpp"
+#include "residual.hpp"
 #include "transpose.hpp"
 
 namespace coterie {
@@ -28,12 +28,10 @@ class Head {
             stage.dz.resize(batch * stage.shape.row_length());
             stage.turned.resize(round_up(s.outputs, kInputRows) * stride_);
             stage.bias_gradient.resize(stage.shape.row_length());
-            if (s.domain.domains) {
-                stage.kernels = std::make_unique<DomainKernels<T>>(s.domain, s.weight, net.mix, parameters);
-                run_turned_.resize(round_up(s.outputs, kInputRows) * stride_);
-                run_dx_.resize(stage.shape.rows() * stride_);
-                domain_gradient_.resize(stage.kernels->parameters());
-            }
+            if (s.domain.domains)
+                stage.residual = std::make_unique<ResidualLinear<T>>(
+                    stage.shape, DomainKernels<T>(s.domain, s.weight, net.mix, parameters),
+                    stage.bias >= 0 ? stage.bias - stage.weight : -1, batch, stride_);
             stages_.push_back(std::move(stage));
         }
         if (turned_input) input_gradient_.resize(features * stride_);
@@ -55,15 +53,8 @@ class Head {
     void forward(const T* weights, long samples, const int64_t* domains, const int64_t* order) {
         for (size_t i = 0; i < stages_.size(); i++) {
             Stage& stage = stages_[i];
-            if (stage.kernels) {
-                runs_ = runs_of(domains, order, samples, samples);
-                stage.kernels->begin_step(weights, runs_);
-                for (const Run& run : runs_) {
-                    const T* kernel = stage.kernels->kernel(run.domain);
-                    linear_forward<T>(stage.shape, input_of(i).from(run.first), kernel,
-                                      stage.bias >= 0 ? kernel + stage.bias - stage.weight : nullptr,
-                                      stage.z.data() + run.first * stage.shape.row_length(), run.size, stage.activation);
-                }
+            if (stage.residual) {
+                stage.residual->forward(input_of(i), weights, stage.z.data(), domains, order, samples, stage.activation);
                 continue;
             }
             linear_forward<T>(stage.shape, input_of(i), weights + stage.weight,
@@ -78,8 +69,8 @@ class Head {
         for (long i = long(stages_.size()) - 1; i >= 0; i--) {
             Stage& stage = stages_[i];
             T* dx = i > 0 ? stages_[i - 1].turned.data() : input_gradient ? input_gradient_.data() : nullptr;
-            if (stage.kernels) {
-                backward_by_domain(stage, input_of(i), weights, dx, optimiser);
+            if (stage.residual) {
+                stage.residual->backward(input_of(i), weights, stage.dz.data(), stage.turned.data(), dx, samples, optimiser);
             } else {
                 linear_backward<T>(stage.shape, input_of(i), weights + stage.weight, stage.dz.data(), stage.turned.data(),
                                    dx, stride_, samples, optimiser, stage.weight);
@@ -111,30 +102,8 @@ class Head {
         Buffer<T> z, dz;    // [sample][output], z after the activation
         Buffer<T> turned;   // dz as [output][sample]
         Buffer<T> bias_gradient;
-        std::unique_ptr<DomainKernels<T>> kernels;  // of a layer with domains
+        std::unique_ptr<ResidualLinear<T>> residual;  // of a layer with domains
     };
-
-    // A layer with domains, run by run. Vectors would run over the samples beside a run, so each is turned by itself.
-    void backward_by_domain(Stage& stage, Rows<T> x, const T* weights, T* dx, Optimiser<T>& optimiser) {
-        const long length = stage.shape.row_length(), outputs = stage.shape.outputs;
-        for (const Run& run : runs_) {
-            const T* dz = stage.dz.data() + run.first * length;
-            T* share = stage.kernels->share(run.domain);
-            linear_gradient<T>(stage.shape, x.from(run.first), dz, run.size, share);
-            for (long j = 0; stage.bias >= 0 && j < run.size; j++)
-                for (long o = 0; o < outputs; o++) share[stage.bias - stage.weight + o] += dz[j * length + o];
-            if (!dx) continue;
-            transpose<T>([&](long j) { return dz + j * length; }, run.size, outputs, run_turned_.data(), stride_);
-            linear_to_input<T>(stage.shape, stage.kernels->kernel(run.domain), run_turned_.data(), run_dx_.data(), stride_,
-                               run.size);
-            for (long i = 0; i < stage.shape.inputs; i++)
-                for (long j = 0; j < run.size; j += kLanes<T>)
-                    store_first(dx + i * stride_ + run.first + j, load(run_dx_.data() + i * stride_ + j), run.size - j);
-        }
-        std::memset(domain_gradient_.data(), 0, size_t(domain_gradient_.size()) * sizeof(T));
-        stage.kernels->share_out(weights, domain_gradient_.data());
-        optimiser.update_all(stage.kernels->first_parameter(), domain_gradient_.data(), domain_gradient_.size());
-    }
 
     Map<T> map_of(T* memory, const MapShape& shape, long first) const {
         return {memory + first, shape.height * shape.width * stride_, shape.width * stride_, stride_};
@@ -172,8 +141,6 @@ class Head {
     bool turned_input_;
     Buffer<T> input_, input_gradient_;
     std::vector<Stage> stages_;
-    std::vector<Run> runs_;  // of the present batch, where a layer has domains
-    Buffer<T> run_turned_, run_dx_, domain_gradient_;
 };
 
 }  // namespace coterie

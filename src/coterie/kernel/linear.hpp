@@ -116,9 +116,9 @@ COTERIE_INLINE void backward_tile(const T* weights, long outputs, const T* turne
 
 // Both halves of the backward pass, tile by tile: dx needs the weights as they were, then they are updated while they
 // are still in the cache. For a layer larger than the cache this reads and writes its memory once, not three times.
-template <class T, int N, UpdateKind kind>
+template <class T, int N, UpdateKind kind, class Updater>
 void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T* weights, const T* dz, const T* turned,
-                    T* dx, long stride, long samples, Optimiser<T>& optimiser, long offset) {
+                    T* dx, long stride, long samples, Updater& updater, long offset) {
     constexpr int kWidth = N * kLanes<T>;
     long column = panel * layer.kPanel, outputs = std::min<long>(kWidth, layer.outputs - column);
     long row_length = layer.row_length(), start = layer.start(panel);
@@ -145,24 +145,40 @@ void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T
         }
         for (int i = 0; i < kInputRows; i++)
             for (int j = 0; j < N; j++)
-                optimiser.template update<kind>(offset + at + i * kWidth + j * kLanes<T>, sums[i][j]);
+                updater.template update<kind>(offset + at + i * kWidth + j * kLanes<T>, sums[i][j]);
     }
 }
 
-// `offset` is where the layer's weights begin among all packed weights; `dx` may be null (nothing below learns).
-template <class T>
+// `updater` takes the gradients: an Optimiser, or what adds them up. `offset` is where the layer's weights begin among all
+// packed weights; `dx` may be null (nothing below learns).
+template <class T, class Updater>
 void linear_backward(const PackedLinear<T>& layer, Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx,
-                     long stride, long samples, Optimiser<T>& optimiser, long offset) {
-    optimiser.with_kind([&](auto kind) {
+                     long stride, long samples, Updater& updater, long offset) {
+    updater.with_kind([&](auto kind) {
         for (long p = 0; p < layer.panels(); p++)
             if (layer.vectors_of(p) == 2)
-                backward_panel<T, 2, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples,
-                                                            optimiser, offset);
+                backward_panel<T, 2, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, updater,
+                                                            offset);
             else
-                backward_panel<T, 1, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples,
-                                                            optimiser, offset);
+                backward_panel<T, 1, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, updater,
+                                                            offset);
     });
 }
+
+// Instead of an Optimiser: adds the gradients up, packed as the weights are.
+template <class T>
+struct Adder {
+    T* sums;
+
+    template <UpdateKind>
+    COTERIE_INLINE void update(long at, Vec<T> gradient) {
+        store(sums + at, load(sums + at) + gradient);
+    }
+    template <class Body>
+    void with_kind(Body&& body) {
+        body(std::integral_constant<UpdateKind, UpdateKind::plain>{});
+    }
+};
 
 // The first half alone, for whoever wants the gradient of the inputs and leaves the weights as they are.
 template <class T>
@@ -185,29 +201,6 @@ void linear_to_input(const PackedLinear<T>& layer, const T* weights, const T* tu
             panel_to_input(std::integral_constant<int, 2>{}, p);
         else
             panel_to_input(std::integral_constant<int, 1>{}, p);
-}
-
-// gradient[input][outputs] += sum over samples x[sample][input] * dz[sample][outputs], packed as the weights are; what lies
-// behind the real sizes is left alone.
-template <class T>
-void linear_gradient(const PackedLinear<T>& layer, Rows<T> x, const T* dz, long samples, T* gradient) {
-    for (long p = 0; p < layer.panels(); p++)
-        for (long vector = 0; vector < layer.vectors_of(p); vector++) {
-            long column = p * layer.kPanel + vector * kLanes<T>, width = layer.vectors_of(p) * kLanes<T>;
-            T* to = gradient + layer.start(p) + vector * kLanes<T>;
-            for_row_blocks<kInputRows>(layer.inputs, [&](auto rows, long first) {
-                constexpr int R = decltype(rows)::value;
-                Vec<T> sums[R][1] = {};
-                const T* left = x.data + first * x.feature_step;
-                multiply_add<T>(
-                    sums, samples, [&](int i, long k) { return left[k * x.sample_step + i * x.feature_step]; },
-                    [&](long k) { return dz + k * layer.row_length() + column; });
-                for (int i = 0; i < R; i++) {
-                    T* place = to + (first + i) * width;
-                    store_first(place, load(place) + sums[i][0], layer.outputs - column);
-                }
-            });
-        }
 }
 
 // db[outputs] = sum over samples dz[sample][outputs], then the update.

@@ -134,15 +134,20 @@ class Model {
     void backward_trunk(long samples, const T* weights, Optimiser<T>& optimiser, bool front_learns) {
         const MapShape& shape = net_.trunk.back().out;
         long size_of_trunk = parameters_.find(net_.head[0].weight);  // the trunk's parameters come first
-        std::memset(gradient_.data(), 0, size_t(size_of_trunk) * sizeof(T));
+        // all but the residuals, which are updated on the way
+        long until = routed_ ? routed_->residuals_begin() : size_of_trunk;
+        long again = routed_ ? routed_->residuals_end() : size_of_trunk;
+        std::memset(gradient_.data(), 0, size_t(until) * sizeof(T));
+        std::memset(gradient_.data() + again, 0, size_t(size_of_trunk - again) * sizeof(T));
         if (routed_)
             routed_->backward(weights, head_.input_gradient_map(shape, 0), head_.input_map(shape, 0), gradient_.data(),
-                              front_learns);
+                              optimiser, front_learns);
         for_blocks(front_learns ? samples : 0, [&](long block, long first, long size, bool) {
             trunk(size).backward(block, routed_ ? routed_->gradient(first) : head_.input_gradient_map(shape, first),
                                  routed_ ? routed_->values(first) : head_.input_map(shape, first), gradient_.data());
         });
-        optimiser.update_all(0, gradient_.data(), size_of_trunk);
+        optimiser.update_all(0, gradient_.data(), until);
+        optimiser.update_all(again, gradient_.data() + again, size_of_trunk - again);
     }
 
     const Network& net_;

@@ -32,6 +32,8 @@ class Routed {
         // Long runs are cut, so that few sizes occur and each has its working memory.
         runs_ = runs_of(inputs.domains, order, samples, kLanes<T>);
         kernels_.begin_step(weights, runs_);
+        kernels_.merge(weights);
+        if (keep) kernels_.clear_shares();
         places_.clear();
         std::map<long, long> seen;
         for (const Run& run : runs_) {
@@ -43,8 +45,10 @@ class Routed {
         }
     }
 
-    // After `forward`: adds to `total` (the packed order of all parameters), and fills `gradient` if somebody wants it.
-    void backward(const T* weights, Map<T> out_gradient, Map<T> out_value, T* total, bool to_input) {
+    // After `forward`: updates the residuals, adds the other gradients to `total` (the packed order of all parameters), and
+    // fills `gradient` if somebody wants it.
+    void backward(const T* weights, Map<T> out_gradient, Map<T> out_value, T* total, Optimiser<T>& optimiser,
+                  bool to_input) {
         for (size_t i = 0; i < runs_.size(); i++) {
             const Run& run = runs_[i];
             // parts are few, so that they stay in the cache: another domain may have used this one since
@@ -53,8 +57,13 @@ class Routed {
                                                 kernels_.share(run.domain), to_input);
             if (to_input) copy(back, gradient(run.first), run.size);
         }
-        kernels_.share_out(weights, total + kernels_.first_parameter());
+        kernels_.share_with_common(weights, total + kernels_.common());
+        kernels_.update_residuals(weights[kernels_.scale()], optimiser);
     }
+
+    // Where the residuals lie in the packed order: from here to there.
+    long residuals_begin() const { return kernels_.residual(0); }
+    long residuals_end() const { return kernels_.scale(); }
 
    private:
     static Network one_stage(TrunkStage stage) {
