@@ -99,6 +99,12 @@ def test_the_weight_of_theta1_by_hand() -> None:
     silent = torch.cat([fair, torch.tensor([[9.0]])], 1), torch.cat([good, torch.tensor([[-9.0]])], 1)
     came, listed = (torch.cat([part, torch.zeros(1, 1, dtype=torch.bool)], 1) for part in (mask, known))
     assert discriminating(*silent, came, listed, 0.5).item() == pytest.approx(1 / 3)
+    g = torch.Generator().manual_seed(0)
+    angles, near = torch.rand(2, 1, 13, generator=g, dtype=torch.float64), torch.arange(13)[None] < 6
+    for width in (13, 14, 20, 33):  # wider rows, as among other peers, change no bit
+        wide = [torch.nn.functional.pad(part, (0, width - 13)) for part in (*angles, near | True, near)]
+        weight = discriminating(wide[0], wide[1] + wide[3], wide[2], wide[3], 1.0)
+        assert weight.equal(discriminating(angles[0], angles[1] + near, near | True, near, 1.0))
     flat = torch.tensor([[1.0, 1.0, 0.0, 0.0]])  # no variance at all: finite
     assert discriminating(fair, flat, mask, known, 0.5).item() == pytest.approx(20 / (20 + 1e6))
 

@@ -87,14 +87,19 @@ def discriminating(theta1: Tensor, theta2: Tensor, mask: Tensor, known: Tensor, 
     sizes = [part.sum(1).clamp_min(1) for part in (near, far)]
 
     def worth(angle: Tensor) -> Tensor:
-        means = [(angle * part).sum(1) / size for part, size in zip((near, far), sizes, strict=True)]
+        means = [_sum_in_order(angle * part) / size for part, size in zip((near, far), sizes, strict=True)]
         around = torch.where(near, means[0][:, None], means[1][:, None])
-        variance = ((angle - around).square() * mask).sum(1) / mask.sum(1).clamp_min(1)
+        variance = _sum_in_order((angle - around).square() * mask) / mask.sum(1).clamp_min(1)
         return (means[0] - means[1]).clamp_min(0) / variance.clamp_min(_LEAST_VARIANCE)
 
     first, second = worth(theta1), worth(theta2)
     compared = near.any(1) & far.any(1) & (first + second > 0)
     return torch.where(compared, first / (first + second).clamp_min(_TINY), most).clamp_max(most)
+
+
+def _sum_in_order(rows: Tensor) -> Tensor:
+    """Sums [C] of rows [C, m]: the same bits for one real peer as among many, whose rows are filled up with zeros."""
+    return rows.cumsum(1)[:, -1]
 
 
 def _cosines(task: Task, inbox: Inbox, begins: Sequence[Stack]) -> Tensor:
