@@ -10,6 +10,7 @@
 
 #include "activation.hpp"
 #include "maps.hpp"
+#include "transpose.hpp"
 
 namespace coterie {
 
@@ -81,7 +82,8 @@ void convolve_row(const TapTable<T>& taps, const T* packed, long channels, const
     }
 }
 
-// sum over rows and lanes of dz[o][row][lane] * in[tap][row][lane], for a tile of output channels and taps.
+// sum over rows and lanes of dz[o][row][lane] * in[tap][row][lane], for a tile of output channels and taps; `sums_out` has
+// room for whole vectors.
 template <class T, int R, int N>
 void gradient_tile(const T* dz, long dz_channel, long dz_row, const T* in, const int32_t* offset, long in_row, long rows,
                    long lanes, T* sums_out) {
@@ -108,8 +110,7 @@ void gradient_tile(const T* dz, long dz_channel, long dz_row, const T* in, const
             }
         }
     }
-    for (int i = 0; i < R; i++)
-        for (int j = 0; j < N; j++) sums_out[i * N + j] = sum_lanes<T>(sums[i][j]);
+    sum_lanes_of_all<T, R * N>(&sums[0][0], sums_out);
 }
 
 // One convolution for blocks of a fixed number of samples.
@@ -210,7 +211,7 @@ class Convolution {
                     for_row_blocks<kGradientTaps>(forward_.per_row, [&](auto width, long first) {
                         constexpr int N = decltype(width)::value;
                         long tap = ky * forward_.per_row + first;
-                        T sums[R * N];
+                        T sums[round_up(R * N, kLanes<T>)];
                         gradient_tile<T, R, N>(dz.at(first_output, y0), dz.channel, dz.row, origin,
                                                forward_.offset.data() + tap, in.row, y1 - y0, lanes, sums);
                         for (int j = 0; j < N; j++) {

@@ -1,4 +1,4 @@
-// Turning rows into columns, a square of one vector's side at a time, in registers.
+// Turning rows into columns, a square of one vector's side at a time, in registers; and summing lanes on the way.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +29,42 @@ COTERIE_INLINE void transpose_square(Vec<T> (&rows)[kLanes<T>]) {
         for (int i = 0; i < kLanes<T>; i++)
             if (!(i & Step)) exchange<T, Step>(rows[i], rows[i + Step], std::make_integer_sequence<int, kLanes<T>>{});
         transpose_square<T, Step * 2>(rows);
+    }
+}
+
+// Lane i of the result is the sum of all lanes of vector i (mod Count, a power of two up to the number of lanes). Many at
+// once cost a quarter of what they cost one by one: at every step two vectors become one.
+template <class T, int Count, int Step = 1>
+COTERIE_INLINE Vec<T> sums_of_lanes(Vec<T>* vectors) {
+    constexpr auto kAll = std::make_integer_sequence<int, kLanes<T>>{};
+    if constexpr (Count > 1) {
+        for (int i = 0; i < Count / 2; i++) {
+            exchange<T, Step>(vectors[2 * i], vectors[2 * i + 1], kAll);
+            vectors[i] = vectors[2 * i] + vectors[2 * i + 1];
+        }
+        return sums_of_lanes<T, Count / 2, Step * 2>(vectors);
+    } else if constexpr (Step < kLanes<T>) {
+        Vec<T> other = vectors[0];
+        exchange<T, Step>(vectors[0], other, kAll);
+        vectors[0] += other;
+        return sums_of_lanes<T, 1, Step * 2>(vectors);
+    } else {
+        return vectors[0];
+    }
+}
+
+// sums[i] = the sum of all lanes of vector i, for i < Count; whole vectors are written. The vectors are used up.
+template <class T, int Count>
+COTERIE_INLINE void sum_lanes_of_all(Vec<T>* vectors, T* sums) {
+    constexpr int L = kLanes<T>;
+    if constexpr (Count >= L) {
+        store(sums, sums_of_lanes<T, L>(vectors));
+        if constexpr (Count > L) sum_lanes_of_all<T, Count - L>(vectors + L, sums + L);
+    } else {
+        constexpr int kSquare = Count > 4 ? (Count > 8 ? 16 : 8) : (Count > 2 ? 4 : Count);
+        Vec<T> padded[kSquare] = {};
+        for (int i = 0; i < Count; i++) padded[i] = vectors[i];
+        store(sums, sums_of_lanes<T, kSquare>(padded));
     }
 }
 
