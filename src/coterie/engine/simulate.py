@@ -17,6 +17,7 @@ from coterie.cohort import Memory
 from coterie.data.population import unseen_ids
 from coterie.data.samples import ClientId, Population
 from coterie.engine.faults import Faults
+from coterie.engine.heap import keep_freed_blocks
 from coterie.engine.jobs import Job, Letter, Outcome, Setting
 from coterie.engine.network import carry
 from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
@@ -70,6 +71,7 @@ class Simulator(Engine):
         self._calendar = self._faults.calendar(seed, population.ids)
         self._always = tuple(client for client in population.ids if client not in self._calendar)
         self._workers: Workers | None = None
+        keep_freed_blocks()
         self._on_trial = False
         self._limit = largest_norm(task)
 
