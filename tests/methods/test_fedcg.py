@@ -6,7 +6,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -116,6 +116,19 @@ def test_residuals_are_averaged_by_the_samples_of_their_domain() -> None:
     by_client = FedCG(domains=3, averaging="clients")._averaged(replies, previous)["a.residual"]
     assert by_domain.flatten().tolist() == pytest.approx([4.0, 2.0, 9.0])
     assert by_client.flatten().tolist() == pytest.approx([19 / 7, 26 / 7, 0.0])
+    # domain 1 borrows half of domain 2: half of its three samples trained V[1], the other half V[2], of client 0 alone
+    joined = previous | {"adjacency": torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]])}
+    by_reach = FedCG(domains=3, averaging="reach")._averaged(replies, joined)["a.residual"]
+    assert by_reach.flatten().tolist() == pytest.approx([4.0, 2.0, 0.0])
+    assert FedCG(domains=3)._averaged(replies, joined)["a.residual"].equal(by_domain)
+    assert FedCG(domains=3, averaging="reach")._averaged(replies, previous)["a.residual"].equal(by_domain)
+
+
+@pytest.mark.parametrize("sigma", ["relu", "on_activation"])
+def test_residuals_that_could_never_leave_zero_are_refused(sigma: Literal["relu", "on_activation"]) -> None:
+    with pytest.raises(CoterieError, match=f"start must be random with sigma = {sigma}"):
+        FedCG(sigma=sigma)
+    assert FedCG(sigma=sigma, start="random").sigma == sigma
 
 
 def test_the_student_becomes_the_teacher_every_t_rounds(digits: OwnPopulation) -> None:
@@ -150,7 +163,7 @@ def test_the_papers_graph_is_measured_after_every_round(digits: OwnPopulation) -
     [
         {"graph": "uniform", "w": "full", "sigma": "relu", "start": "random"},
         {"graph": "hamming", "w": "none", "agnostic": False, "layers": "all"},
-        {"graph": "random", "w": "bottleneck", "sigma": "on_activation", "layers": "all"},
+        {"graph": "random", "w": "bottleneck", "sigma": "on_activation", "start": "random", "layers": "all"},
         {"graph": "distance", "graph_start": "random", "few": 5.0, "sharpness": 3.0},
         {"domains": 1, "graph": "distance", "w": "per_filter"},
     ],

@@ -59,6 +59,16 @@ def test_equation_4_and_5_by_hand() -> None:
     assert net(torch.tensor([[-1.0]]), torch.tensor([1])).item() == pytest.approx(18.0)
 
 
+def test_without_an_agnostic_part_the_activation_is_rectified_too() -> None:
+    """V = (1, -3) alone: f_0(2) = relu(2), f_1(2) = relu(-6), f_1(-2) = relu(6)."""
+    layer = nn.Linear(1, 1, bias=False)
+    net = fedcg(layer, domains=2, scale=None, graph=Graph(torch.eye(2), "none", "on_activation"))
+    domain_layer: Any = net.layers()[0][1]
+    domain_layer.residual.data = torch.tensor([[1.0], [-3.0]])
+    out = net(torch.tensor([[2.0], [2.0], [-2.0]]), torch.tensor([0, 1, 1]))
+    assert out.flatten().tolist() == [2.0, 0.0, 6.0]
+
+
 def test_adjacency_by_hand() -> None:
     """Distances 3 (0-1), 4 (0-2), 5 (1-2): row 0 shares .5 as 1/3 : 1/4, row 1 as 1/3 : 1/5, row 2 as 1/4 : 1/5."""
     theta = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])

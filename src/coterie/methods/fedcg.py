@@ -126,8 +126,8 @@ class FedCG(ServerMethod[Domains]):
     scale: float = field(default=1.0, metadata={"help": "first weight of the residuals (lambda)"})
     start: ResidualStart = field(default="zero", metadata={"help": "first residuals: zero, or random as layers are"})
     agnostic: bool = field(default=True, metadata={"help": "false: domain-specific layers alone (GCN in the paper)"})
-    averaging: Literal["clients", "domains"] = field(
-        default="domains", metadata={"help": "weigh residuals by the clients' samples, or by those of each domain"}
+    averaging: Literal["clients", "domains", "reach"] = field(
+        default="domains", metadata={"help": "weigh residuals by clients' samples, by each domain's, or by A's reach"}
     )
     routing: Literal["auto", "pooled", "mixed", "image"] = field(
         default="auto",
@@ -161,15 +161,13 @@ class FedCG(ServerMethod[Domains]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.domains >= 1, "domains", "be at least 1")
+        for key, least in {"domains": 1, "bottleneck": 1, "features": 1, "teacher_every": 1, "few": 0}.items():
+            self._require(getattr(self, key) >= least, key, f"be at least {least}")
+        for key in ("sharpness", "ridge", "classifier_lr"):
+            self._require(getattr(self, key) > 0, key, "be above 0")
         self._require(0 < self.beta <= 1, "beta", "lie in (0, 1]")
-        self._require(self.sharpness > 0, "sharpness", "be above 0")
-        self._require(self.few >= 0, "few", "be at least 0")
-        self._require(self.bottleneck >= 1, "bottleneck", "be at least 1")
-        self._require(self.features >= 1, "features", "be at least 1")
-        self._require(self.ridge > 0, "ridge", "be above 0")
-        self._require(self.teacher_every >= 1, "teacher_every", "be at least 1")
-        self._require(self.classifier_lr > 0, "classifier_lr", "be above 0")
+        lives = self.start == "random" or self.sigma == "none"
+        self._require(lives, "start", f"be random with sigma = {self.sigma}, whose slope at zero is zero")
 
     def task(self, task: Task) -> Task:
         """The same task with domain layers in its network."""
@@ -319,8 +317,8 @@ class FedCG(ServerMethod[Domains]):
         """The domain that each training sample is given, [n]."""
         if self.find != "classifier":
             return self._together(sent, seen).argmax(1)
-        classifier = self._classifier(c.task)
-        told = probabilities(classifier, stack([sent.teacher]), classifier.inputs(samples.x))[0]
+        teacher = self._classifier(c.task)
+        told = probabilities(teacher, stack([sent.teacher]), teacher.inputs(samples.x))[0]
         return balanced(told) if self.balance else told.argmax(1)
 
     def _together(self, sent: Sent, seen: Tensor) -> Tensor:
@@ -337,15 +335,17 @@ class FedCG(ServerMethod[Domains]):
         return local_sgd(pupils, spread(sent.student, len(c)), opt, purpose="student")
 
     def _averaged(self, replies: Report, previous: State) -> State:
-        """FedAvg; with `averaging` by domains, a domain's residuals are the mean over its own samples."""
+        """FedAvg; residuals by the samples of their domain, or (reach) of all who borrow from it, as they do."""
         model = mean(replies.model, replies.size)
         if self.averaging == "clients":
             return model
+        reached = replies.counts.double()
+        if self.averaging == "reach" and "adjacency" in previous:
+            reached = reached @ previous["adjacency"].double()
+        shares = reached / reached.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
         for name in [name for name in model if name.endswith(".residual")]:
-            shares = replies.counts.double() / replies.counts.sum(0).clamp_min(1)
             mixed = torch.einsum("cd,cdq->dq", shares.to(model[name].dtype), replies.model[name])
-            met = replies.counts.sum(0) > 0
-            model[name] = torch.where(met[:, None], mixed, previous[name])
+            model[name] = torch.where((reached.sum(0) > 0)[:, None], mixed, previous[name])
         return model
 
     def _measures(self, model: State, counts: Tensor, replies: Report) -> Log:

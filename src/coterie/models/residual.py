@@ -96,9 +96,11 @@ class DomainLayer(nn.Module):
                 f"A domain layer got a batch of {len(x)} while the network got {len(domains)} samples; leave layers "
                 "out that reshape the batch."
             )
-        if not self.agnostic or not self.on_activation:
+        if not self.on_activation:
             return self._routed(x, domains, lambda part, residual: self.compute(part, *self.kernel(residual)))
         rectified = self._routed(x, domains, lambda part, residual: F.relu(self.compute(part, *self._parts(residual))))
+        if not self.agnostic:
+            return rectified
         return self.compute(x, self.weight, self.bias if self.with_bias else None) + self.scale * rectified
 
     def _routed(self, x: Tensor, domains: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -108,6 +108,11 @@ def poor_domain(out: Path, seeds: Sequence[int], note: Note) -> str:
         "FedCG, equation 6 sharpened (power 8)": FedCG(**known, graph="distance", sharpness=8.0),
         "FedCG, equation 6 for poor domains alone": FedCG(**known, graph="distance", few=100.0),
         "FedCG, uniform": FedCG(**known, graph="uniform"),
+        "FedCG, equation 6, averaged by reach": FedCG(**known, graph="distance", averaging="reach"),
+        "FedCG, uniform, averaged by reach": FedCG(**known, graph="uniform", averaging="reach"),
+        "FedCG, no graph, averaged by clients": FedCG(**known, averaging="clients"),
+        "FedCG, equation 6, averaged by clients": FedCG(**known, graph="distance", averaging="clients"),
+        "FedCG, uniform, averaged by clients": FedCG(**known, graph="uniform", averaging="clients"),
     }
 
     def population(seed: int) -> OwnPopulation:
