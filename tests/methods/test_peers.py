@@ -81,7 +81,8 @@ def test_cosines_by_hand() -> None:
     known = torch.tensor([[True, False, False, False]])
     weight = float(discriminating(*angles, box.mask, known, 0.9))
     assert 0 < weight < 0.9
-    assert torch.allclose(by_direction(c, box, 0.9, known), weight * angles[0] + (1 - weight) * angles[1])
+    for most in (0.9, 1.0):
+        assert torch.allclose(by_direction(c, box, most, known), weight * angles[0] + (1 - weight) * angles[1])
     with pytest.raises(CoterieError, match="where local training began"):
         by_direction(c, replace(box, pool=replace(box.pool, start=None)), 0.5)
 
@@ -133,6 +134,9 @@ def test_similarity_by_loss_by_hand() -> None:
     c = cohort(rows(([1.0], [2])), task)
     assert by_loss(c, box, "negative")[0].tolist() == pytest.approx([-1.0, -4.0, 0.0])
     assert by_loss(c, box, "inverse")[0].tolist() == pytest.approx([1 / 1.00001, 1 / 4.00001, 0.0])
+    lost = inbox({"weight": torch.tensor([[[0.0]], [[1.0]], [[4.0]], [[torch.nan]]])}, [[1, 2, 3, -1]])
+    assert by_loss(c, lost, "negative")[0].tolist() == pytest.approx([-1.0, -4.0, -4.0, 0.0])
+    assert by_loss(c, lost, "inverse")[0].tolist() == pytest.approx([1 / 1.00001, 1 / 4.00001, 0.0, 0.0])
 
 
 def test_a_real_peer_refuses_bad_answers_by_key_and_goes_on() -> None:

@@ -26,7 +26,8 @@ def embedding_panels(
     clusters: Sequence[int],
     truth: Sequence[int] | None,
     heights: Tensor | None,
-    probability: float,
+    flips: Sequence[float],
+    reports: int = 1,
 ) -> list[Panel]:
     """The tree's heights, distances between clients, the clusters, what the decoder makes of them, the privacy."""
     panels: list[Panel] = [_clusters(clusters, truth)]
@@ -44,7 +45,7 @@ def embedding_panels(
     panels.append(_distances(bits, clusters))
     if len(autoencoder.shape) == 3 and autoencoder.shape[0] in (1, 3):
         panels.append(_decoded(autoencoder, bits, clusters))
-    panels.append(_privacy(probability, bits.shape[1]))
+    panels.append(_privacy(flips, bits.shape[1], reports))
     return panels
 
 
@@ -86,15 +87,25 @@ def _decoded(autoencoder: Encoder, bits: Bits, clusters: Sequence[int]) -> Panel
     )
 
 
-def _privacy(probability: float, length: int) -> Text:
-    bit, total = epsilon_per_bit(probability), epsilon_total(probability, length)
-    known = "infinite: the bits are sent as they are" if math.isinf(bit) else f"{bit:.2f} per bit, {total:.0f} in total"
+def _privacy(flips: Sequence[float], length: int, reports: int) -> Text:
+    """What the flips of the clients, each with its own probability, give; `reports` as in `epsilon_total`."""
+    often = "once" if reports == 1 else "whenever its data are embedded anew (of a bit at most two answers)"
+    kinds = sorted(set(flips))
+    chance = f"{kinds[0]:g}" if len(kinds) == 1 else f"{kinds[0]:g} to {kinds[-1]:g}, as each client chose"
+    given = [_epsilon(kind, length, reports) for kind in ([kinds[0]] if len(kinds) == 1 else [kinds[0], kinds[-1]])]
     return Text(
         "Privacy",
         [
-            f"Every client sends {length} bits ({-(-length // 8)} bytes) once; each is flipped with probability "
-            f"{probability:g}. As local differential privacy that is epsilon = {known}. A guarantee worth the name "
-            "needs a total near 1: the flips hinder reconstruction, they do not make the embedding private "
+            f"Every client sends {length} bits ({-(-length // 8)} bytes) {often}; each is flipped with probability "
+            f"{chance}. As local differential privacy that is epsilon = {' to '.join(given)}. A guarantee worth the "
+            "name needs a total near 1: the flips hinder reconstruction, they do not make the embedding private "
             "(docs/privacy.md)."
         ],
     )
+
+
+def _epsilon(probability: float, length: int, reports: int) -> str:
+    bit = epsilon_per_bit(probability)
+    if math.isinf(bit):
+        return "infinite (the bits are sent as they are)"
+    return f"{bit:.2f} per bit, {epsilon_total(probability, length, reports):.0f} in total"

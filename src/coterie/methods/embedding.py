@@ -29,7 +29,7 @@ from coterie.clustering.rules import choose
 from coterie.cohort import Cohort, Optimiser, local_sgd
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
-from coterie.federation import Federation, on_client
+from coterie.federation import Federation, draw_clients, on_client
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 from coterie.report.panels import Panel
 from coterie.rng import rng
@@ -167,11 +167,8 @@ class Embedding(ServerMethod[Groups]):
     def _federated(self, autoencoder: Encoder, fed: Federation) -> Encoder:
         """FedAvg of the autoencoder over the clients' own data."""
         for turn in range(self.encoder_rounds):
-            ids = sorted(fed.ids)
-            share = self.encoder_fraction
-            number = max(1, round(share * len(ids))) if share <= 1 else min(int(share), len(ids))
-            drawn = sorted(fed.rng("compressing clients", turn).choice(len(ids), number, replace=False))
-            replies = fed.ask(self.compress, [ids[i] for i in drawn], same=Compression(autoencoder, turn))
+            drawn = draw_clients(fed.ids, self.encoder_fraction, fed.rng("compressing clients", turn))
+            replies = fed.ask(self.compress, drawn, same=Compression(autoencoder, turn))
             if replies.value is not None:
                 trained = mean(replies.value.autoencoder.models, replies.value.size)
                 autoencoder = replace(autoencoder, state=trained)
@@ -331,7 +328,9 @@ class Embedding(ServerMethod[Groups]):
             torch.stack([state.bits[client] for client in some]), self.length(state.autoencoder, classes)
         )
         groups = None if truth is None else [truth[i] for i in known]
-        return embedding_panels(state.autoencoder, bits, state.of(some), groups, state.heights, self.flip)
+        flips = [dict(self.flips).get(client, self.flip) for client in some]
+        reports = 2 if self.reembed else 1
+        return embedding_panels(state.autoencoder, bits, state.of(some), groups, state.heights, flips, reports)
 
 
 def _classes(state: Groups) -> int:

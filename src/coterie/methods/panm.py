@@ -3,9 +3,9 @@ Federated Learning with Adaptive Neighbor Matching")."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ class PANM(SimulatedPeers[Matching]):
     paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
     summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
     node_type: ClassVar[type[Matching]] = Matching
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"weigh": "fixed", "guard": 0.0, "fill": False}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,10 +38,12 @@ def losses_of(c: Cohort, inbox: Inbox) -> Tensor:
 
 
 def by_loss(c: Cohort, inbox: Inbox, kind: LossScore) -> Tensor:
-    """Equation 3: 1 / F_i(w_j), or -F_i(w_j), [C, m]; 0 where no model came."""
+    """Equation 3: 1 / F_i(w_j), or -F_i(w_j), [C, m]; 0 where no model came. A loss that is no number is the worst."""
     loss = losses_of(c, inbox)
+    fine = inbox.mask & torch.isfinite(loss)
     similarity = 1 / (loss + _SMALLEST_LOSS) if kind == "inverse" else -loss
-    return torch.where(inbox.mask & torch.isfinite(loss), similarity, 0.0)
+    worst = torch.where(fine, similarity, 0.0).amin(1, keepdim=True).clamp_max(0.0) if loss.shape[1] else loss
+    return torch.where(fine, similarity, torch.where(inbox.mask, worst, 0.0))
 
 
 def by_direction(c: Cohort, inbox: Inbox, alpha: float, known: Tensor | None = None) -> Tensor:
@@ -66,7 +68,7 @@ def directions(task: Task, origin: State, inbox: Inbox, alpha: float, known: Ten
         if inbox.pool.start is None:
             raise CoterieError("The answers do not tell where local training began, which theta1 needs.")
         begins.append(inbox.pool.start)
-    if alpha < 1:
+    if alpha < 1 or known is not None:
         begins.append(spread(origin, 1))
     angles = torch.zeros(len(begins), *inbox.index.shape, dtype=torch.float64)
     angles[:, inbox.mask] = _cosines(task, inbox, begins)
