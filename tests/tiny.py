@@ -99,6 +99,20 @@ def largest_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
+class Rows:
+    """Watches a run and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+        self.notes: list[str] = []
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 class StopAt:
     """Watches a run and presses Ctrl-C at the end of a round."""
 

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,21 +21,28 @@ from coterie.config import RunConfig, ScenarioConfig, from_tables, read_tables
 from coterie.data import SCENARIOS, Drift, build, from_path
 from coterie.data.samples import Population
 from coterie.errors import CoterieError
+from coterie.folder import holds_comparison
+from coterie.kind import Kind, check_kind
+from coterie.methods.base import ServerMethod
 from coterie.models import build_model
 from coterie.report.sinks import Sink, open_sink
 from coterie.run import Result, View, run
-from coterie.task import DRAWING
+from coterie.task import DRAWING, Task
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def population_of(scenario: ScenarioConfig, seed: int) -> Population:
-    """The clients and their data."""
+    """The clients and their data.
+
+    The seed draws a named scenario. The user's own data are split as `from_path` does, in the same way whatever the
+    seed is, so that runs with several seeds are judged on the same samples.
+    """
     if scenario.data is not None:
         extra = [f.name for f in dataclasses.fields(scenario) if f.name in _SHAPING and getattr(scenario, f.name)]
         if extra:
             raise CoterieError(f"{', '.join(extra)} shape a named scenario, not your own data; leave them out.")
-        return from_path(Path(scenario.data))
+        return from_path(Path(scenario.data), validation=scenario.validation)
     return build(
         scenario.name,
         seed=seed,
@@ -69,6 +76,8 @@ def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Mod
 
 def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     """The function that builds the model of that name for inputs of that shape."""
+    if name.endswith(".py"):
+        raise CoterieError(f"{name} is a file; name the function in it that builds the model too: {name}:FUNCTION.")
     if ":" not in name:
         with DRAWING:
             build_model(name, shape, classes)  # a bad name or shape is said now, not in the first round
@@ -172,9 +181,30 @@ def _execute(config: RunConfig, out: Path | None, view: View | None, resume: boo
     )
 
 
+def check(configs: Sequence[RunConfig]) -> None:
+    """Refuse, before the first of several runs, what a later one could not begin with; shared data are read once."""
+    read: dict[tuple[ScenarioConfig, int], Population] = {}
+    for config in configs:
+        key = (config.scenario, config.seed)
+        population = read[key] = read.get(key) or population_of(*key)
+        method = config.build_method(defaults_of(config))
+        if _needs_groups(method) and any(population.group(client) is None for client in population.ids):
+            raise CoterieError(
+                f"{config.method} needs the true groups of the clients, which are not known here; "
+                f"leave {config.method} out."
+            )
+        method.task(Task.of(builder_of(config, population), population, dtype=_DTYPES[config.dtype]))
+
+
+def _needs_groups(method: ServerMethod[Any]) -> bool:
+    return method.name == "oracle" or getattr(method, "needs_truth", False) or getattr(method, "find", "") == "oracle"
+
+
 def config_of(folder: Path) -> RunConfig:
     """The configuration of a run that is on disk."""
     if not (folder / "config.toml").is_file():
+        if holds_comparison(folder):
+            raise CoterieError(f"{folder} holds a comparison; the same `coterie compare` command goes on with it.")
         raise CoterieError(f"{folder} is not the folder of a run: it has no config.toml.")
     return from_tables(read_tables(folder / "config.toml"))
 
@@ -184,6 +214,5 @@ def resume(folder: Path, *, view: View | None = None) -> Result:
     config = config_of(folder)
     if (folder / "result.json").is_file():
         raise CoterieError(f"The run in {folder} is finished; see {folder / 'report.html'}.")
-    if (folder / "deployment.json").is_file():
-        raise CoterieError(f"The clients of {folder} are on other machines: coterie serve --resume {folder}.")
+    check_kind(folder, Kind.SIMULATION)  # before any tracker begins
     return execute(config, folder, view=view, resume=True)

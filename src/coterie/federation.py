@@ -130,6 +130,9 @@ class Federation(Protocol):
     def refuse(self, client: ClientId, reason: str) -> None:
         """Write down that the method could not use a client's reply, and why."""
 
+    def note(self, text: str) -> None:
+        """Tell whoever watches the run something about it, in one sentence."""
+
     def rng(self, purpose: str, *key: Key) -> np.random.Generator:
         """Server-side randomness of this round, keyed by (seed, purpose, round) alone."""
         return rng(self.seed, purpose, self.round, *key)
@@ -228,12 +231,17 @@ def largest_norm(task: Task) -> float:
 
 
 def check_reply(
-    names: Sequence[ClientId], reply: Rows, template: State, limit: float, like: Rows | None = None
+    names: Sequence[ClientId],
+    reply: Rows,
+    template: State,
+    limit: float,
+    like: Rows | None = None,
+    unbounded: Sequence[str] = (),
 ) -> tuple[list[int], dict[ClientId, Failure]]:
     """Which rows of a stacked reply are usable, and what is wrong with the others.
 
     Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
-    every number must be finite; no model may be longer than `limit`.
+    every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`.
     """
     bad: dict[ClientId, Failure] = {}
     norms = torch.zeros(len(names), dtype=torch.float64)
@@ -246,7 +254,7 @@ def check_reply(
             for name in names:
                 bad.setdefault(name, Failure("wrong shape", f"{path} has shape {found} instead of {proper}"))
             continue
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or path in unbounded:
             continue
         numbers = tensor.reshape(len(names), -1)
         # one pass: a sum of squares is finite only if every number is, and is the norm that the limit needs

@@ -89,7 +89,7 @@ class _Judgement:
 
     ids: tuple[ClientId, ...]
     accuracy: list[float | None]
-    loss: float
+    loss: float | None
     clusters: list[int] | None
     truth: list[int] | None
     unseen: float | None
@@ -197,7 +197,7 @@ class _Experiment:
 
     def _start(self, scenario: str, resume: bool) -> tuple[Any, int]:
         if resume and self.folder and self.folder.has_checkpoint:
-            progress, state, memory = self.folder.load(self.method.name, self.method.state_type)
+            progress, state, memory = self.folder.load(self.method.name, self.method.state_type, self.rounds)
             self.fed.restore(memory, progress.next_round)
             self.fed.ledger.down.update(progress.down)  # type: ignore[arg-type]
             self.fed.ledger.up.update(progress.up)  # type: ignore[arg-type]
@@ -218,6 +218,8 @@ class _Experiment:
             state = self.method.init(self.fed)
             self.fed.commit()
             self.paid = (dict(self.fed.ledger.down), dict(self.fed.ledger.up))
+            if self.folder:
+                self._save(state, 0)  # so that logs without a checkpoint are those of one that was lost
             return state, 0
         except KeyboardInterrupt:
             how = f": {self.folder.go_on}" if self.folder else "."
@@ -238,7 +240,7 @@ class _Experiment:
 
     def _judge_unseen(self, state: Any) -> float | None:
         """Clients that never train are served as newcomers would be, on trial."""
-        if not isinstance(self.fed, KeepsSomeBack) or not self.fed.unseen:
+        if not self.method.serves_newcomers or not isinstance(self.fed, KeepsSomeBack) or not self.fed.unseen:
             return None
         ids = self._some(self.fed.unseen)
         with self.fed.trial():
@@ -254,6 +256,11 @@ class _Experiment:
             why = next((f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "nobody is there")
             raise CoterieError(f"{self.method.name}: no client could judge its model ({why}); try a smaller lr.")
         value = replies.value
+        tested = value.count > 0
+        finite = value.loss[tested & value.loss.isfinite()]
+        # a deployed peer judges alone and goes on: that its model is lost says nothing about those of the others
+        if bool(tested.any()) and not len(finite) and self.fed.registered > 1:
+            raise CoterieError(f"{self.method.name}: every client's loss is NaN or infinite; try a smaller lr.")
         share = (value.correct / value.count.clamp_min(1)).tolist()
         accuracy = [s if n else None for s, n in zip(share, value.count.tolist(), strict=True)]
         clusters = self.method.clusters(state, replies.ids)
@@ -261,7 +268,8 @@ class _Experiment:
             clusters = [int(cluster) for cluster in value.cluster]
         truth = self.fed.groups(replies.ids)
         unseen = self._judge_unseen(state)
-        return _Judgement(replies.ids, accuracy, float(value.loss.mean()), clusters, truth, unseen)
+        loss = float(finite.mean()) if len(finite) else None
+        return _Judgement(replies.ids, accuracy, loss, clusters, truth, unseen)
 
     def _conclude(self, number: int, judged: _Judgement | None, log: Log) -> None:
         """Make a finished round count, and write it down."""

@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from coterie.config import ScenarioConfig
 from coterie.data import LazyPopulation, Normalise, OwnPopulation, Population, from_arrays, from_datasets, from_path
 from coterie.errors import CoterieError
+from coterie.experiment import population_of
 from coterie.rng import rng
 
 from . import tiny
@@ -182,6 +184,20 @@ def test_folder_of_npz(tmp_path: Path) -> None:
     assert tuple(population.ids) == ("north", "south")
     assert [population.group(client) for client in population.ids] == [1, 0]
     assert len(population.client("south").test) == 3
+
+
+def test_the_validation_part_of_a_folder(tmp_path: Path) -> None:
+    """Of 10 samples 2 are for testing; a quarter of the 8 left is set aside; the seed of a run changes none of it."""
+    x, y = arrays()
+    np.savez(tmp_path / "north.npz", x=x, y=y)
+    first, second = (population_of(ScenarioConfig(data=str(tmp_path), validation=0.25), seed) for seed in (0, 7))
+    data, same = first.client("north"), second.client("north")
+    assert data.valid is not None
+    assert same.valid is not None
+    assert (len(data.train), len(data.valid), len(data.test)) == (6, 2, 2)
+    assert torch.equal(data.valid.x, same.valid.x)
+    assert torch.equal(data.test.x, same.test.x)
+    assert torch.equal(data.test.x, from_path(tmp_path).client("north").test.x)
 
 
 def test_bad_npz(tmp_path: Path) -> None:

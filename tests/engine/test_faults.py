@@ -137,6 +137,19 @@ def test_check_reply_says_what_is_wrong() -> None:
     assert check_reply(list("abcd"), {"model/w": reply["model/w"][:4]}, template, limit=501.0)[0] == [0, 3]
 
 
+def test_numbers_that_may_be_anything() -> None:
+    """The loss of a model that has diverged; what stands beside it is checked, and so is its shape."""
+    reply = {
+        "loss": torch.tensor([1.0, torch.nan, torch.inf, 1e200]),
+        "correct": torch.tensor([1.0, 1.0, torch.nan, 1.0]),
+    }
+    good, bad = check_reply(list("abcd"), reply, {}, limit=1.0, unbounded=("loss",))
+    assert good == [0, 1, 3]
+    assert bad["c"].reason == "correct has NaN or infinite numbers"
+    twice = {"loss": torch.zeros(1, 2)}
+    assert check_reply(["a"], twice, {}, limit=1.0, like={"loss": torch.zeros(1)}, unbounded=("loss",))[0] == []
+
+
 def test_clients_come_and_go_by_round() -> None:
     stays = Faults(joins=((2, 3.0), (4, 1.0)), leaves=((5, 2.0),)).calendar(0, MANY)
     assert Counter(stays.values()) == {(2, None): 3, (4, None): 1, (0, 5): 2}

@@ -33,6 +33,14 @@ def test_the_halves_are_those_of_least_similarity_across() -> None:
     assert found[0] == found[2] == found[4] != found[1] == found[3]
 
 
+def test_neither_half_is_empty_where_all_differ_alike() -> None:
+    """All merges have the same height: the last of them is undone, which leaves one client by itself."""
+    assert sorted(bipartition(torch.eye(3)).count(half) for half in (False, True)) == [1, 2]
+    updates = dict(zip("abc", torch.eye(3), strict=True))
+    cfl = CFL(eps1=0.9, eps2=0.5, thresholds="absolute", least=2)
+    assert len(cfl._halves(0, dict.fromkeys("abc", 0), updates, 1.0)) == 1
+
+
 def test_a_split_by_hand() -> None:
     """The model is w x with loss (w x - y)^2; a and b want w = 2, c and d want w = -2; w starts at 0.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from coterie.errors import CoterieError
 from coterie.methods.fedfomo import Exchange, FedFomo, first_order_weights
 from coterie.run import run
 
-from ..tiny import made, one_weight, only, rows, small_net
+from ..tiny import Rows, made, one_weight, only, rows, small_net
 
 STEP: dict[str, Any] = {"lr": 0.25, "epochs": 1, "batch": 0, "momentum": 0.0, "explore": 0.0}
 
@@ -54,6 +55,47 @@ def test_negative_weights_are_dropped() -> None:
     result = run(FedFomo(**STEP), clients, one_weight(), rounds=1, loss="mse")
     assert float(result.models["client-a"]["weight"]) == pytest.approx(1.0, abs=1e-6)
     assert result.state.affinity["a"]["b"] < 0
+
+
+def test_the_log_tells_the_shares_that_are_used() -> None:
+    """Training gives a = 1 (from loss 4 to 1), b = 3 (from 36 to 9) and c = -2 (wants -4: from 16 to 4).
+
+    a weighs itself 3, b 1 and c (4 - 16) / 2 = -6: 1/4 of its mixture is b's. b weighs itself 9, a 11 and c
+    (36 - 64) / 2 = -14: 11/20 is a's. c weighs a (16 - 25) / 1 and b (16 - 49) / 3: nothing is theirs.
+    The server chooses by the signed weights over the size of their sum: 1 / |3 + 1 - 6| and so on.
+    """
+    watching = Rows()
+    clients = rows(([1.0], [2]), ([1.0], [6]), ([1.0], [-4]))
+    result = run(FedFomo(**STEP), clients, one_weight(), rounds=1, loss="mse", view=watching)
+    assert watching.rows[0]["log"]["taken_from_others"] == pytest.approx((1 / 4 + 11 / 20 + 0) / 3, abs=1e-6)
+    assert result.state.affinity["a"] == {"b": pytest.approx(1 / 2), "c": pytest.approx(-6 / 2)}
+    assert result.state.affinity["b"] == {"a": pytest.approx(11 / 6), "c": pytest.approx(-14 / 6)}
+
+
+def test_the_first_client_of_all_keeps_what_it_has_learnt() -> None:
+    """One of two clients takes part, and there is no other model to mix: a has learnt 1, b 3 (see above)."""
+    clients = rows(([1.0], [2]), ([1.0], [6]))
+    watching = Rows()
+    result = run(FedFomo(**STEP, fraction=0.5), clients, one_weight(), rounds=1, loss="mse", view=watching)
+    (client,) = result.state.uploads
+    assert float(result.models[f"client-{client}"]["weight"]) == pytest.approx({"a": 1.0, "b": 3.0}[client])
+    assert watching.rows[0]["log"] == {"taken_from_others": 0.0}
+
+
+def test_it_says_once_that_nothing_is_held_out(digits: OwnPopulation) -> None:
+    sentence = (
+        "fedfomo: no client has a validation part, so models are weighed on training data, where a client's own one "
+        "wins; set scenario.validation = 0.2."
+    )
+    for clients, times in ((digits, 0), (_unvalidated(digits), 1)):
+        watching = Rows()
+        run(made("fedfomo"), clients, small_net, rounds=3, view=watching)
+        assert watching.notes.count(sentence) == times
+
+
+def _unvalidated(population: OwnPopulation) -> OwnPopulation:
+    clients = {client: type(data)(data.train, data.test) for client, data in population.clients.items()}
+    return replace(population, clients=clients)
 
 
 def test_models_are_judged_on_the_validation_part(digits: OwnPopulation) -> None:

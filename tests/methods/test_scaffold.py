@@ -30,6 +30,21 @@ def test_two_rounds_by_hand(kernel: bool) -> None:
         assert float(result.state.control["weight"]) == pytest.approx(control, abs=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_client_without_samples_keeps_its_variate(kernel: bool) -> None:
+    """a has (1, 2) and b nothing; one step of rate 0.25 a round, clients count alike.
+
+    Round 1: a goes to y = 1 with variate -4, b stays at 0 with variate 0: x = 0.5, c = -2.
+    Round 2: a has gradient -3 and steps along -3 + 4 - 2 = -1 to y = 0.75; its variate becomes its gradient, -3, so it
+    changes by 1, and that of b by 0: x = 0.625, c = -2 + 1 / 2 = -1.5.
+    """
+    clients = rows(([1.0], [2]), ([], []))
+    method = Scaffold(lr=0.25, epochs=1, batch=0)
+    result = run(method, clients, one_weight(), rounds=2, loss="mse", engine=EngineOptions(kernel=kernel))
+    assert float(result.state.model["weight"]) == pytest.approx(0.625, abs=1e-6)
+    assert float(result.state.control["weight"]) == pytest.approx(-1.5, abs=1e-5)
+
+
 def test_the_servers_step_and_a_sampled_client_by_hand() -> None:
     """One of two clients takes part and server_lr is 0.5.
 

@@ -36,6 +36,11 @@ class Letter:
     tensors: dict[str, Tensor]
     common: tuple[str, ...] = ()
 
+    @property
+    def unbounded(self) -> tuple[str, ...]:
+        """Entries whose numbers need not be finite, as the type of the message says."""
+        return getattr(self.kind, "unbounded", ())
+
     @classmethod
     def of(cls, message: Any, common: Sequence[str] = ()) -> Letter:
         """Take a message apart."""

@@ -222,7 +222,7 @@ class RemoteFederation(Engine):
             return Replies((), None, failed)
         names, first = list(letters), next(iter(letters.values()))
         stacked = {path: torch.stack([letters[name].tensors[path] for name in names]) for path in first.tensors}
-        good, bad = check_reply(names, stacked, self.task.template, self._norm)
+        good, bad = check_reply(names, stacked, self.task.template, self._norm, unbounded=first.unbounded)
         failed = failed | bad
         if not good:
             return Replies((), None, failed)
@@ -248,6 +248,10 @@ class RemoteFederation(Engine):
                     f"{tuple(wanted.shape)}",
                 )
         return None
+
+    def note(self, text: str) -> None:
+        """Tell whoever watches the run."""
+        self._note(text)
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
         """Go on from a checkpoint: the clients will use the memories of that time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_all_start_methods
@@ -24,6 +24,7 @@ from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
 from coterie.errors import CoterieError
 from coterie.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
 from coterie.methods.base import ServerMethod
+from coterie.states import clone
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -219,17 +220,23 @@ class Simulator(Engine):
             for name, tensor in first.tensors.items()
         }
         refused: dict[ClientId, Failure] = {}
+        believed: dict[int, dict[str, Tensor]] = {}
         if purpose == "train":
             for position, client in enumerate(ids):
                 own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
                 broken = self._faults.corrupt(self.seed, self.round, client, own)
                 if broken is not None:
-                    _, wrong = check_reply([client], broken, self.task.template, self._limit, like=own)
+                    _, wrong = check_reply(
+                        [client], broken, self.task.template, self._limit, like=own, unbounded=first.unbounded
+                    )
                     refused |= wrong
+                    if not wrong:  # nobody could tell: it is used as it came
+                        believed[position] = broken
                     if counted:  # a corrupt reply can be longer
                         self.ledger.up[purpose] += _size(replace(first, tensors=broken), each=True)
                         self.ledger.up[purpose] -= _size(replace(first, tensors=own), each=True)
-        _, wrong = check_reply(ids, stacked, self.task.template, self._limit)
+        stacked = _with_rows(stacked, believed)
+        _, wrong = check_reply(ids, stacked, self.task.template, self._limit, unbounded=first.unbounded)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
         if not good:
@@ -238,6 +245,10 @@ class Simulator(Engine):
             stacked = {name: tensor[torch.tensor(good)] for name, tensor in stacked.items()}
         value = wire.unpack(first.kind, first.skeleton, stacked)
         return Replies(tuple(ids[position] for position in good), value, failed)
+
+    def note(self, text: str) -> None:
+        """Tell whoever watches the run."""
+        self._note(text)
 
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""
@@ -273,6 +284,17 @@ class Simulator(Engine):
         if self._workers is not None:
             self._workers.close()
             self._workers = None
+
+
+def _with_rows(stacked: dict[str, Tensor], rows: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The same replies, some rows of them others; a copy, for a client may have kept what it sent."""
+    if not rows:
+        return stacked
+    copy = clone(stacked)
+    for position, own in rows.items():
+        for name, tensor in own.items():
+            copy[name][position] = tensor[0]
+    return copy
 
 
 def _size(message: Letter, *, each: bool) -> int:

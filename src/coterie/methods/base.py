@@ -46,6 +46,9 @@ class Assessment:
     count: Tensor
     cluster: Tensor
 
+    unbounded: ClassVar[tuple[str, ...]] = ("loss",)
+    """A model that has diverged has no finite loss: its client says so, and its reply is no broken one."""
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -62,6 +65,8 @@ class LocalTraining:
     name: ClassVar[str]
     paper: ClassVar[str]
     summary: ClassVar[str]
+    serves_newcomers: ClassVar[bool] = True
+    """Whether there is a trained model for a client that has never taken part."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings that belong together, by name: `preset=NAME` on the command line and in TOML."""
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.cluster.hierarchy import linkage, to_tree
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
-from coterie.federation import Federation, on_client
-from coterie.methods.base import Log, Models, ServerMethod, Trained
+from coterie.federation import Federation
+from coterie.methods.base import Log, Models
+from coterie.methods.clustered import ModelPerCluster
 from coterie.report.panels import Heatmap, Panel
-from coterie.states import Stack, State, concat, cosine, count, flat, group_means, minus, row, stack, take
+from coterie.states import Stack, concat, cosine, count, flat, group_means, minus, stack, take
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Branches:
 
 
 @dataclass(frozen=True)
-class CFL(ServerMethod[Branches]):
+class CFL(ModelPerCluster[Branches]):
     """A cluster splits if |mean update| < eps1 and max |update| > eps2: at rest, though its clients disagree."""
 
     eps1: float = field(default=0.4, metadata={"help": "split below this length of the mean update"})
@@ -125,24 +125,6 @@ class CFL(ServerMethod[Branches]):
         ones = [client for client, label in zip(members, labels, strict=True) if label]
         return ones if 2 * len(ones) <= len(members) else [client for client in members if client not in set(ones)]
 
-    @on_client
-    def train(self, c: Cohort, sent: Models) -> Trained:
-        """On the client: local training from the model of the own cluster."""
-        return Trained(local_sgd(c, sent.models, self.opt), c.size)
-
-    def model_for(self, state: Branches, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Each client uses the model of its cluster, a newcomer that of the largest."""
-        home = _largest(state.cluster)
-        return state.models, [state.cluster.get(client, home) for client in ids]
-
-    def clusters(self, state: Branches, ids: Sequence[ClientId]) -> list[int] | None:
-        """The leaves of the tree of splits."""
-        return [state.cluster.get(client, -1) for client in ids]
-
-    def models(self, state: Branches) -> Mapping[str, State]:
-        """One model per cluster."""
-        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
-
     def panels(self, state: Branches, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The cosines of the last round's updates."""
         if state.similarity is None or len(state.similarity) > 200:
@@ -151,11 +133,16 @@ class CFL(ServerMethod[Branches]):
 
 
 def bipartition(similarity: Tensor) -> list[bool]:
-    """Two halves by complete linkage on -similarity, which makes the largest similarity across them small."""
+    """Two halves by complete linkage on -similarity, which makes the largest similarity across them small.
+
+    They are what the last merge joined, so neither is empty, even where merges have equal heights.
+    """
     gaps = (1 - similarity.double()).clamp_min(0)
     gaps = (gaps + gaps.T) / 2
     tree = linkage(squareform(gaps.fill_diagonal_(0).numpy(), checks=False), "complete")
-    return [label == 2 for label in fcluster(tree, 2, "maxclust").tolist()]
+    _, nodes = to_tree(tree, rd=True)
+    second = set(nodes[int(tree[-1, 1])].pre_order())
+    return [client in second for client in range(len(similarity))]
 
 
 def _largest(cluster: Mapping[str, int]) -> int:

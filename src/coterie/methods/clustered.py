@@ -4,17 +4,85 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, local_sgd
+from coterie.cohort import Cohort, local_sgd, losses
 from coterie.data.samples import ClientId
 from coterie.federation import Federation, Replies, on_client
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 from coterie.states import Stack, State, count, group_means, row, spread
+
+
+class HasClusters(Protocol):
+    """A server's state with K models and the cluster of every client that has one; a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def models(self) -> Stack:
+        """One model per cluster."""
+
+    @property
+    def cluster(self) -> dict[str, int]:
+        """Each client is in exactly one cluster."""
+
+
+S = TypeVar("S", bound=HasClusters)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The cluster a client picks."""
+
+    cluster: Tensor
+
+
+@dataclass(frozen=True)
+class ModelPerCluster(ServerMethod[S]):
+    """Clients train and use the model of their cluster; which that is the subclasses find out."""
+
+    @on_client
+    def train(self, c: Cohort, sent: Models) -> Trained:
+        """On the client: local training from the model of the own cluster."""
+        return Trained(local_sgd(c, sent.models, self.opt), c.size)
+
+    @on_client
+    def choose(self, c: Cohort, sent: Models) -> Choice:
+        """On the client: the cluster whose model has the least loss on the own training part."""
+        return Choice(least_loss(c, sent.models))
+
+    def admit(self, state: S, fed: Federation, new: Sequence[ClientId]) -> S:
+        """Newcomers try all models, once, and go where their training loss is least."""
+        replies = fed.ask(
+            self.choose, [client for client in new if client not in state.cluster], same=Models(state.models)
+        )
+        if replies.value is None:
+            return state
+        chosen = dict(zip(replies.ids, replies.value.cluster.tolist(), strict=True))
+        return replace(state, cluster={**state.cluster, **chosen})
+
+    def model_for(self, state: S, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """Each client uses the model of its cluster, one that is in none yet the first."""
+        return state.models, [state.cluster.get(client, 0) for client in ids]
+
+    def clusters(self, state: S, ids: Sequence[ClientId]) -> list[int] | None:
+        """The clusters as the server knows them."""
+        return [state.cluster.get(client, -1) for client in ids]
+
+    def models(self, state: S) -> Mapping[str, State]:
+        """One model per cluster."""
+        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
+
+
+def least_loss(c: Cohort, models: Stack, batch: int = 0) -> Tensor:
+    """Which of the models fits each client's training part best, [C]; by `batch` of its samples, 0: all."""
+    if count(models) == 1:
+        return torch.zeros(len(c), dtype=torch.int64)
+    return losses(c, models, batch=batch).argmin(0)
 
 
 @dataclass(frozen=True)
@@ -30,7 +98,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class ClusterMethod(ServerMethod[Clusters]):
+class ClusterMethod(ModelPerCluster[Clusters]):
     """FedAvg inside given clusters; subclasses say which clients belong together."""
 
     state_type: ClassVar[type[Clusters]] = Clusters
@@ -61,23 +129,6 @@ class ClusterMethod(ServerMethod[Clusters]):
             return state
         groups = torch.tensor(state.of(replies.ids))
         return Clusters(group_means(replies.value.model, replies.value.size, groups, state.models), dict(state.cluster))
-
-    @on_client
-    def train(self, c: Cohort, sent: Models) -> Trained:
-        """On the client: local training from the model of the own cluster."""
-        return Trained(local_sgd(c, sent.models, self.opt), c.size)
-
-    def model_for(self, state: Clusters, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Each client uses the model of its cluster."""
-        return state.models, [max(cluster, 0) for cluster in state.of(ids)]
-
-    def clusters(self, state: Clusters, ids: Sequence[ClientId]) -> list[int] | None:
-        """The clusters as the server knows them."""
-        return state.of(ids)
-
-    def models(self, state: Clusters) -> Mapping[str, State]:
-        """One model per cluster."""
-        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
 
 
 def distinct_starts(fed: Federation, k: int, attempt: int = 0) -> Stack:

@@ -18,6 +18,11 @@ from coterie.methods.own_model import OwnModelMethod
 from coterie.report.panels import Heatmap, Panel
 from coterie.states import Stack, State, concat, flat, mix, row, stack
 
+_NOTHING_HELD_OUT = (
+    "fedfomo: no client has a validation part, so models are weighed on training data, where a client's own one wins; "
+    "set scenario.validation = 0.2."
+)
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -32,15 +37,24 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """How much a client took of each model: first of its own trained one, then of those sent."""
+class Weighed:
+    """What a client made of each model, first of its own trained one, then of those sent.
 
-    weights: Tensor
+    `share` is its part of the new mixture (what is missing to 1 is the old model). `gain` is its signed weight over the
+    size of the sum of all: what the server chooses by. `held_out` is how many validation samples the client has.
+    """
+
+    share: Tensor
+    gain: Tensor
+    held_out: Tensor
 
 
 @dataclass(frozen=True)
 class FedFomo(OwnModelMethod[Exchange]):
-    """w_n = max(0, (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|), made to sum to 1; L_i on held-out data."""
+    """w_n = max(0, (L_i(theta_i) - L_i(theta_n)) / |theta_n - theta_i|), made to sum to 1; L_i on held-out data.
+
+    That is the validation part (scenario.validation). On the training data a client's own model would win.
+    """
 
     downloads: int = field(default=5, metadata={"help": "models of others a client gets per round (M)"})
     explore: float = field(
@@ -79,20 +93,20 @@ class FedFomo(OwnModelMethod[Exchange]):
         chosen = {client: self._choose(state, fed, client) for client in trained.ids}
         # a message has as many models for everyone: in the first rounds of a small share of clients, fewer
         least = min(len(names) for names in chosen.values())
-        if not least:
-            return state, {}
         chosen = {client: names[:least] for client, names in chosen.items()}
-        sent = stack([stack([uploads[name] for name in names]) for names in chosen.values()])
+        sent = stack([_side_by_side([uploads[name] for name in names], state.model) for names in chosen.values()])
         mixed = fed.ask(self.mix_models, list(chosen), each=Models(sent))
         if mixed.value is None:
             return state, {}
+        if not state.affinity and not bool(mixed.value.held_out.any()):  # nobody has weighed anything before
+            fed.note(_NOTHING_HELD_OUT)
         affinity = dict(state.affinity)
-        for client, weights in zip(mixed.ids, mixed.value.weights.tolist(), strict=True):
+        for client, gains in zip(mixed.ids, mixed.value.gain.tolist(), strict=True):
             gained = dict(affinity.get(client, {}))
-            for name, weight in zip(chosen[client], weights[1:], strict=True):
-                gained[name] = gained.get(name, 0.0) + weight
+            for name, gain in zip(chosen[client], gains[1:], strict=True):
+                gained[name] = gained.get(name, 0.0) + gain
             affinity[client] = gained
-        taken = mixed.value.weights[:, 1:].clamp_min(0).sum(1).mean()
+        taken = mixed.value.share[:, 1:].sum(1).mean()
         return Exchange(state.model, uploads, affinity), {"taken_from_others": float(taken)}
 
     def _choose(self, state: Exchange, fed: Federation, client: ClientId) -> list[ClientId]:
@@ -118,11 +132,11 @@ class FedFomo(OwnModelMethod[Exchange]):
         return Trained(trained, c.size)
 
     @on_client
-    def mix_models(self, c: Cohort, sent: Models) -> Weights:
+    def mix_models(self, c: Cohort, sent: Models) -> Weighed:
         """On the client: weigh the own trained model and the sent ones; without any gain the old model stays."""
         start = self.own(c)
         trained = c.recall("trained", start)
-        mixed, weights = [], []
+        mixed, share, gain = [], [], []
         for index, samples in enumerate(c.part("valid")):
             old = {name: tensor[index : index + 1] for name, tensor in start.items()}
             own = {name: tensor[index : index + 1] for name, tensor in trained.items()}
@@ -134,9 +148,11 @@ class FedFomo(OwnModelMethod[Exchange]):
             mixed.append(
                 row(mix(torch.cat([1 - shares.sum(0, keepdim=True), shares])[None], concat([old, offered])), 0)
             )
-            weights.append(raw / raw.sum().abs().clamp_min(torch.finfo(torch.float64).tiny))
+            share.append(shares)
+            gain.append(raw / raw.sum().abs().clamp_min(torch.finfo(torch.float64).tiny))
         c.keep("model", stack(mixed))
-        return Weights(torch.stack(weights))
+        held_out = torch.tensor([0 if client.valid is None else len(client.valid) for client in c.data])
+        return Weighed(torch.stack(share), torch.stack(gain), held_out)
 
     def _distance(self, models: Stack, old: Stack) -> Tensor:
         gaps = (flat(models) - flat(old)).double()
@@ -150,6 +166,11 @@ class FedFomo(OwnModelMethod[Exchange]):
         names = [ids[i] for i in order]
         rows = [[state.affinity.get(a, {}).get(b, 0.0) for b in names] for a in names]
         return [Heatmap("What each client (row) has gained from each other", rows, names, names)]
+
+
+def _side_by_side(models: Sequence[State], like: State) -> Stack:
+    """A stack, also where there is nothing to put on it: the first client of all is offered no model."""
+    return stack(models) if models else {name: tensor.new_empty((0, *tensor.shape)) for name, tensor in like.items()}
 
 
 def first_order_weights(loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:

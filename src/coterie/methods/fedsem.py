@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -10,14 +9,12 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from coterie.cohort import Cohort, local_sgd
-from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
-from coterie.federation import Federation, on_client
-from coterie.methods.base import Log, Models, ServerMethod, Trained
-from coterie.methods.clustered import cluster_sizes
+from coterie.federation import Federation
+from coterie.methods.base import Log, Models
+from coterie.methods.clustered import ModelPerCluster, cluster_sizes
 from coterie.rng import key64
-from coterie.states import Stack, State, count, flat, group_means, row, spread
+from coterie.states import Stack, count, flat, group_means, spread
 from coterie.task import Task
 
 
@@ -32,7 +29,7 @@ class Centres:
 
 
 @dataclass(frozen=True)
-class FedSEM(ServerMethod[Centres]):
+class FedSEM(ModelPerCluster[Centres]):
     """E-step: every client to the nearest centre; M-step: centres are means. Absent clients keep their vector."""
 
     k: int = field(default=4, metadata={"help": "number of centres (K)"})
@@ -72,11 +69,6 @@ class FedSEM(ServerMethod[Centres]):
         moved = sum(state.cluster.get(client, new) != new for client, new in cluster.items())
         return Centres(models, cluster, vectors, centroids), {"moved": moved, "sizes": cluster_sizes(groups, self.k)}
 
-    @on_client
-    def train(self, c: Cohort, sent: Models) -> Trained:
-        """On the client: local training from the model of the own centre."""
-        return Trained(local_sgd(c, sent.models, self.opt), c.size)
-
     def _points(self, task: Task, models: Stack) -> Tensor:
         if self.layer == "all":
             return flat(models).double()
@@ -101,15 +93,3 @@ class FedSEM(ServerMethod[Centres]):
             found = search.fit(points)
         labels = dict(zip(names, map(int, found.labels_), strict=True))
         return labels, torch.from_numpy(found.cluster_centers_.copy())
-
-    def model_for(self, state: Centres, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Each client uses the model of its centre."""
-        return state.models, [state.cluster.get(client, 0) for client in ids]
-
-    def clusters(self, state: Centres, ids: Sequence[ClientId]) -> list[int] | None:
-        """The k-means labels."""
-        return [state.cluster.get(client, -1) for client in ids]
-
-    def models(self, state: Centres) -> Mapping[str, State]:
-        """One model per centre."""
-        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}

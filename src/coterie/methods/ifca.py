@@ -6,23 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, evaluate, local_sgd, losses
+from coterie.cohort import Cohort, evaluate, local_sgd
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
 from coterie.federation import Federation, Replies, on_client
 from coterie.methods.base import Assessment, Log, Models
-from coterie.methods.clustered import ClusterMethod, Clusters, cluster_sizes, distinct_starts
-from coterie.states import Stack, count, group_means, take
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The cluster a client picks."""
-
-    cluster: Tensor
+from coterie.methods.clustered import (
+    Choice,
+    ClusterMethod,
+    Clusters,
+    cluster_sizes,
+    distinct_starts,
+    least_loss,
+)
+from coterie.states import Stack, group_means, take
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,10 @@ class IFCA(ClusterMethod):
         moved = sum(state.cluster.get(client, new) != new for client, new in known.items())
         return Clusters(models, known), {"moved": moved, "sizes": cluster_sizes(chosen, self.k)}
 
+    def admit(self, state: Clusters, fed: Federation, new: Sequence[ClientId]) -> Clusters:
+        """Newcomers choose as everybody does, whenever they are asked."""
+        return state
+
     @on_client
     def select_and_train(self, c: Cohort, sent: Models) -> ChosenAndTrained:
         """On the client: pick the model with the least training loss, then train it."""
@@ -101,9 +104,7 @@ class IFCA(ClusterMethod):
         return Choice(self._pick(c, sent.models))
 
     def _pick(self, c: Cohort, models: Stack) -> Tensor:
-        if count(models) == 1:
-            return torch.zeros(len(c), dtype=torch.int64)
-        return losses(c, models, batch=self.score_batch).argmin(0)
+        return least_loss(c, models, self.score_batch)
 
     def assess(self, state: Clusters, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Clients pick by their training data and judge what they picked on their test part."""

@@ -21,16 +21,16 @@ from coterie.clustering.pseudo_samples import (
     sample_loss,
     train_generators,
 )
-from coterie.cohort import Cohort, local_sgd
+from coterie.cohort import Cohort
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
 from coterie.federation import Federation, Nothing, Replies, on_client
 from coterie.kernel import Net
-from coterie.methods.base import Log, Models, ServerMethod, Trained
-from coterie.methods.clustered import cluster_sizes, distinct_starts
+from coterie.methods.base import Log, Models, Trained
+from coterie.methods.clustered import ModelPerCluster, cluster_sizes, distinct_starts
 from coterie.report.panels import Heatmap, Panel, image_grid
 from coterie.rng import rng, torch_rng
-from coterie.states import Stack, State, count, group_means, row, spread, stack
+from coterie.states import Stack, group_means, row, spread, stack
 from coterie.task import Task
 
 _MEMORY = 0.5  # what a client's earlier directions still count in the seeding
@@ -94,7 +94,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class MDICFL(ServerMethod[Distanced]):
+class MDICFL(ModelPerCluster[Distanced]):
     """Algorithms 1 and 2. The defaults find the clusters most reliably; `preset=paper` is the paper's own setting."""
 
     k: int = field(default=4, metadata={"help": "number of clusters (K)"})
@@ -339,11 +339,6 @@ class MDICFL(ServerMethod[Distanced]):
         return replies.size if self.weighting == "samples" else torch.ones_like(replies.size)
 
     @on_client
-    def train(self, c: Cohort, sent: Models) -> Trained:
-        """On the client: Algorithm 3, local training from the model of the own cluster."""
-        return Trained(local_sgd(c, sent.models, self.opt), c.size)
-
-    @on_client
     def introduce(self, c: Cohort, sent: Nothing) -> Introduction:
         """On the client, once, under weak privacy: brightness and label shares."""
         return Introduction(brightness(c.task, c.part("train")), _own_shares(c))
@@ -357,18 +352,6 @@ class MDICFL(ServerMethod[Distanced]):
     def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
         """On the client: line 11 of Algorithm 2, the nearest cluster by the own p_i(y)."""
         return Identity(nearest(sent.distances, _own_shares(c), sent.present, self.margin))
-
-    def model_for(self, state: Distanced, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Each client uses the model of its cluster."""
-        return state.models, [state.cluster.get(client, 0) for client in ids]
-
-    def clusters(self, state: Distanced, ids: Sequence[ClientId]) -> list[int] | None:
-        """The clusters as the server knows them; while it is seeding, all who took part are in one."""
-        return [state.cluster.get(client, -1) for client in ids]
-
-    def models(self, state: Distanced) -> Mapping[str, State]:
-        """One model per cluster."""
-        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
 
     def panels(self, state: Distanced, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Figures 5 to 7: the pseudo samples, and what the models of each cluster's own clients make of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -28,6 +28,8 @@ B = TypeVar("B", bound=_Beginning)
 @dataclass(frozen=True)
 class OwnModelMethod(ServerMethod[B], Generic[B]):
     """Each client begins with the common initial model and keeps what it learns, under the name "model"."""
+
+    serves_newcomers: ClassVar[bool] = False
 
     def assess(self, state: B, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Clients judge the models they keep; no model travels."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from coterie.cohort import Cohort, local_sgd, steps
 from coterie.data.samples import ClientId
@@ -74,9 +75,11 @@ class Scaffold(ServerMethod[Controlled]):
         x, control = spread(sent.model, len(c)), spread(sent.control, len(c))
         own = c.recall("control", {name: torch.zeros_like(tensor) for name, tensor in control.items()})
         y = local_sgd(c, x, self.opt, correction=minus(control, own))
-        scale = 1.0 / (steps(c, self.opt).clamp_min(1) * self.opt.rate(c.round))
+        made = steps(c, self.opt)
+        scale = 1.0 / (made.clamp_min(1) * self.opt.rate(c.round))
+        # who made no step has seen no gradient, and its variate stays
         change = {
-            name: (x[name] - y[name]) * scale.to(x[name].dtype).view(-1, *[1] * (x[name].dim() - 1)) - control[name]
+            name: (x[name] - y[name]) * _each(scale, x[name]) - control[name] * _each(made > 0, x[name])
             for name in control
         }
         c.keep("control", axpy(1.0, change, own))
@@ -89,3 +92,8 @@ class Scaffold(ServerMethod[Controlled]):
     def models(self, state: Controlled) -> Mapping[str, State]:
         """The one model."""
         return {"global": state.model}
+
+
+def _each(values: Tensor, like: Tensor) -> Tensor:
+    """One number a client in the shape and type that multiplies its row of `like`."""
+    return values.to(like.dtype).view(-1, *[1] * (like.dim() - 1))

@@ -68,6 +68,8 @@ class Network:
 class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
     """A peer-to-peer method with all its peers in one machine."""
 
+    serves_newcomers: ClassVar[bool] = False
+
     topology: Topology = field(
         default="full", metadata={"help": "whom a peer can reach at the start: full, random, ring or islands"}
     )
