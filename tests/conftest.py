@@ -18,6 +18,9 @@ from .tiny import tiny_digits
 # one torch thread: two on a shared machine are slower than one, and sums would depend on their number
 torch.set_num_threads(1)
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
+# a job in the background ignores Ctrl-C, and so would the commands that it starts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

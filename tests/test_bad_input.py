@@ -100,6 +100,21 @@ WRONG = {
     "own module": (["run", "fedavg", "--model", "no.such.module:build"], "no.such.module cannot be imported"),
     "no module": (["run", "fedavg", "--model", ":build"], "cannot be imported"),
     "compared method": (["compare", "fedavg", "ifcaa"], "There is no method 'ifcaa'; did you mean 'ifca'?"),
+    "data and scenario": (
+        ["run", "fedavg", "--data", "mine", "--scenario", "rotated-digits"], "give one of the two."
+    ),
+    "compared data and scenario": (
+        ["compare", "fedavg", "--data", "mine", "--set", "scenario.name=rotated-digits"], "give one of the two."
+    ),
+    "described data and scenario": (["data", "rotated-digits", "--data", "mine"], "give one of the two."),
+    "model without function": (["run", "fedavg", "--model", "net.py"], "net.py is a file; name the function in it"),
+    "folder of settings": (["run", "fedavg", "--config", "."], ". is a folder, not a TOML file; name the file itself."),
+    "no out": (["run", "fedavg", "--out", ""], "--out is empty; name a folder, or do without --out."),
+    "no out of many": (["compare", "fedavg", "--out", ""], "--out is empty; name a folder, or do without --out."),
+    "seed": (["run", "fedavg", "--seed", "-1"], "A seed must be at least 0, not -1."),
+    "negative seeds": (["compare", "fedavg", "--seeds=0,-1"], "A seed must be at least 0, not -1."),
+    "seed of data": (["data", "rotated-digits", "--seed", "-1"], "A seed must be at least 0, not -1."),
+    "listed scenario": (["list", "rotated-digits"], "rotated-digits is a scenario; see `coterie data rotated-digits`."),
     "seeds": (["compare", "fedavg", "--seeds", "0;1"], "--seeds takes whole numbers joined by commas"),
     "target": (["compare", "fedavg", "--target", "90"], "The target accuracy must lie in (0, 1], not 90.0."),
     "compared key": (["compare", "fedavg", "ifca", "--set", "kk=3"], "There is no setting of fedavg 'kk'"),
@@ -108,7 +123,7 @@ WRONG = {
     ),
     "list": (["list", "metods"], "There is no list 'metods'; did you mean 'methods'?"),
     "described scenario": (["data", "rotated-digitz"], "There is no scenario 'rotated-digitz'; did you mean"),
-    "reported folder": (["report", "nowhere"], "There is no finished run in nowhere"),
+    "reported folder": (["report", "nowhere"], "There is no folder nowhere; name the folder of a run"),
     "resumed folder": (["resume", "nowhere"], "nowhere is not the folder of a run"),
 }  # fmt: skip
 
@@ -133,6 +148,9 @@ def test_an_option_the_command_line_does_not_know(option: str, coterie: Command)
         ("\xff\xfe", "is not a readable TOML file"),
         ('method = "fedavg"\nround = 3', "There is no setting 'round'; did you mean 'rounds'?"),
         ('method = "fedavg"\nrounds = "3x"', "rounds needs a whole number, not '3x'."),
+        ('method = "fedavg"\nrounds = "3"', "rounds needs a whole number, not '3'."),
+        ('method = "fedavg"\n[settings]\nlr = "0.1"', "fedavg.lr needs a number, not '0.1'."),
+        ('method = "fedavg"\n[engine]\nkernel = "true"', "engine.kernel needs true or false, not 'true'."),
         ('method = "fedavg"\nrounds = inf', "rounds needs a whole number, not inf."),
         ('method = "fedavg"\nrounds = true', "rounds needs a whole number, not True."),
         ("method = 3", "method needs text, not 3."),
@@ -160,6 +178,15 @@ MODELS = {
     "that fails": ("1 / 0", "The model's module net.py cannot be imported: ZeroDivisionError: division by zero."),
     "of another shape": (
         "from torch import nn\ndef build(): return nn.Linear(3, 10)", "The model does not take inputs of shape (1,"
+    ),
+    "of a tuple": (
+        "from torch import nn\nclass Net(nn.Linear):\n def forward(self, x): return super().forward(x), x\n"
+        "def build(): return nn.Sequential(nn.Flatten(), Net(64, 10))",
+        "The model returns a tuple; let its forward return one tensor, a row for each sample.",
+    ),
+    "without parameters": (
+        "from torch import nn\ndef build(): return nn.Sequential(nn.Flatten())",
+        "The model has no parameters, so nothing can be learnt; give it a layer with weights.",
     ),
     "of too few classes": (
         "from torch import nn\ndef build(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))",
@@ -210,6 +237,12 @@ def test_own_data_that_are_broken(refused: Callable[..., str], tmp_path: Path) -
     whole = victim.read_bytes()
     victim.write_bytes(whole[: len(whole) // 2])
     assert "c1.npz" in refused(*own)
+    broken = "cannot be read: it is damaged, or not an .npz file of plain arrays; write it again with numpy.savez."
+    for garbage in (b"garbage", b"", whole[:-30]):
+        victim.write_bytes(garbage)
+        assert refused(*own) == f"mine/c1.npz {broken}"
+    np.savez(victim, x=np.array([{}, {}]), y=np.zeros(2, np.int64))
+    assert refused(*own) == f"mine/c1.npz {broken}"
     np.savez(victim, a=np.zeros(3))
     assert "c1.npz holds a; give x and y" in refused(*own)
     np.savez(victim, x=np.zeros((4, 1, 8, 8)), y=np.array([0, 1, -1, 2]))
@@ -246,7 +279,10 @@ def test_an_output_folder_that_holds_something(coterie: Command, refused: Callab
     assert "holds a single run; choose another --out" in refused("compare", "fedavg", "local", *SMALL, "--out", "one")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    assert "mine already holds something" in refused("run", "fedavg", *SMALL, "--out", "mine")
+    for taken in ("mine", "mine/thesis.tex"):
+        says = refused("run", "fedavg", *SMALL, "--out", taken)
+        assert says == f"{taken} already holds something; choose another --out."
+    assert refused("report", "mine") == "mine is neither a run nor a comparison; name another folder."
     assert coterie("compare", "fedavg", "local", *SMALL, "--out", "two").code == 0
     assert "fedavg-seed0 holds a run with other settings; choose another --out." in refused(
         "compare", "fedavg", *SMALL, "--set", "lr=0.3", "--out", "two"
@@ -291,7 +327,7 @@ def test_a_refusal_by_a_method_leaves_the_folder_free(coterie: Command, tmp_path
 
 
 def test_a_model_that_nobody_can_judge(coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every client's loss is NaN: the run ends with a sentence that says who could not judge and why."""
+    """Every client's loss is NaN: the run ends with a sentence that says why."""
 
     def spoilt(c: Cohort, models: Stack, part: str = "test") -> Scores:
         nothing = torch.full((len(c),), torch.nan, dtype=torch.float64)
@@ -300,6 +336,4 @@ def test_a_model_that_nobody_can_judge(coterie: Command, tmp_path: Path, monkeyp
     monkeypatch.setattr("coterie.methods.base.evaluate", spoilt)
     said = coterie("run", "fedavg", *SMALL, "--out", tmp_path / "run")
     assert said.code == 2
-    assert said.err.strip() == (
-        "coterie: fedavg: no client could judge its model (0: loss has NaN or infinite numbers); try a smaller lr."
-    )
+    assert said.err.strip() == "coterie: fedavg: every client's loss is NaN or infinite; try a smaller lr."

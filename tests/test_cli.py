@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from coterie import __version__
+from coterie.config import RunConfig
 from coterie.data import SCENARIOS
+from coterie.engine.faults import Faults
 from coterie.methods import METHODS
 from coterie.models import MODELS
 
@@ -48,6 +51,25 @@ def test_list_a_method_explains_every_setting(coterie: Command, name: str) -> No
         assert field.name in said.out
 
 
+def test_list_faults_explains_every_setting(coterie: Command) -> None:
+    said = coterie("list", "faults")
+    assert said.code == 0
+    for field in dataclasses.fields(Faults):
+        assert f"faults.{field.name} " in said.out
+        assert field.metadata["help"] in said.out
+
+
+@pytest.mark.parametrize("what", [(), ("scenarios",), ("methods",), ("models",)])
+def test_names_stay_whole_in_a_narrow_terminal(
+    what: tuple[str, ...], coterie: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = coterie("list", *what)
+    names = {"scenarios": [*SCENARIOS], "methods": [*METHODS], "models": [*MODELS]}
+    for name in names[what[0]] if what else (*METHODS, *SCENARIOS, *MODELS):
+        assert f"\u2502 {name} " in said.out
+
+
 def test_data_describes_a_scenario(coterie: Command) -> None:
     said = coterie("data", "rotated-digits", "--clients", 8, "--samples", 20, "--groups", 2)
     assert said.code == 0, said.err
@@ -79,7 +101,13 @@ def test_the_demo_never_removes_a_folder_the_user_named(
     coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Path] = []
-    monkeypatch.setattr("coterie.cli._compare", lambda configs, seeds, folder, target: kept.append(folder))
+    held_out: dict[str, float] = {}
+
+    def noted(configs: list[RunConfig], seeds: list[int], folder: Path, target: float) -> None:
+        kept.append(folder)
+        held_out.update({config.method: config.scenario.validation for config in configs})
+
+    monkeypatch.setattr("coterie.cli._compare", noted)
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path / "mine", tmp_path / "runs" / "demo"):
         folder.mkdir(parents=True)
@@ -89,6 +117,7 @@ def test_the_demo_never_removes_a_folder_the_user_named(
     assert coterie("demo").code == 0
     assert not (tmp_path / "runs" / "demo" / "compare.json").exists()
     assert kept == [Path("mine"), Path("runs/demo")]
+    assert held_out == {**dict.fromkeys(METHODS, 0.0), "fedfomo": 0.2}
 
 
 def test_without_a_command_there_is_help(coterie: Command) -> None:
@@ -96,6 +125,35 @@ def test_without_a_command_there_is_help(coterie: Command) -> None:
     assert said.code == 0
     for command in ("list", "run", "compare", "resume", "report", "data", "demo"):
         assert command in said.out
+
+
+@pytest.mark.parametrize(
+    ("command", "argument"),
+    [
+        (["compare"], "METHODS...  two or more names of `coterie list methods`  [required]"),
+        (["resume"], "FOLDER  folder of an interrupted run  [required]"),
+        (["report"], "FOLDER  folder of a finished run or comparison  [required]"),
+        (["certs"], "FOLDER  where to put them; a CA that is there already is used  [required]"),
+        (["list"], "[WHAT]  methods, scenarios, models, faults, or a method's name"),
+        (["run"], "[METHOD]  a name of `coterie list methods`"),
+        (["attack", "reconstruction"], "[RUN]  folder of a finished `embedding` run"),
+    ],
+)
+def test_help_explains_arguments(command: list[str], argument: str, coterie: Command) -> None:
+    said = coterie(*command, "--help")
+    assert said.code == 0
+    assert said.out.count(argument) == 1
+    assert "\\[" not in said.out
+
+
+def test_help_names_the_default_scenario(coterie: Command) -> None:
+    assert "(default: rotated-digits)" in " ".join(coterie("compare", "--help").out.split())
+    assert "[default: 0]" in coterie("compare", "--help").out
+
+
+def test_the_version(coterie: Command) -> None:
+    said = coterie("--version")
+    assert (said.code, said.out) == (0, f"coterie {__version__}\n")
 
 
 def test_a_closed_pipe_is_no_error() -> None:

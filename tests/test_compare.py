@@ -7,8 +7,10 @@ import statistics
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from coterie.data.own import OwnPopulation
 from coterie.folder import read_metrics
 
 from .conftest import Command
@@ -112,6 +114,13 @@ def test_a_comparison_goes_on_where_it_stopped(
     assert said.code == 130
     assert "Stopped after 2 of 3 rounds" in said.err
     assert not (out / "compare.json").exists()
+    for command in ("report", "resume"):
+        refusal = coterie(command, out)
+        assert refusal.code == 2
+        assert refusal.err.strip().endswith("; the same `coterie compare` command goes on with it.")
+    assert coterie("run", "fedavg", *SMALL, "--out", out).err.strip() == (
+        f"coterie: {out} already holds something; choose another --out."
+    )
     before = (out / "fedavg-seed0" / "result.json").read_bytes()
     assert coterie("compare", *methods, *SMALL, "--out", out).code == 0
     assert (out / "fedavg-seed0" / "result.json").read_bytes() == before
@@ -127,3 +136,29 @@ def test_a_method_or_seed_named_twice_counts_once(coterie: Command, tmp_path: Pa
     assert said.code == 0, said.err
     (row,) = json.loads((tmp_path / "out" / "compare.json").read_text())["rows"]
     assert row["runs"] == 1
+
+
+def test_what_a_later_method_lacks_is_said_before_the_first_run(
+    coterie: Command, tmp_path: Path, digits: OwnPopulation
+) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.mkdir()
+    for client in digits.ids[:2]:
+        train = digits.client(client).train
+        np.savez(mine / f"{client}.npz", x=train.x.numpy(), y=train.y.numpy())
+    own = ("--data", mine, "--model", "digits-mlp", "--rounds", 1, "--out", out)
+    for last, extra in (("oracle", ()), ("gossip", ("--set", "gossip.partners=oracle"))):
+        said = coterie("compare", "fedavg", last, *own, *extra)
+        assert said.code == 2
+        assert said.err.strip() == (
+            f"coterie: {last} needs the true groups of the clients, which are not known here; leave {last} out."
+        )
+        assert not out.exists()
+
+
+def test_other_settings_of_a_later_method_are_found_before_the_first_run(coterie: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert coterie("compare", "local", *SMALL, "--out", out).code == 0
+    said = coterie("compare", "fedavg", "local", *SMALL, "--set", "local.lr=0.3", "--out", out)
+    assert "local-seed0 holds a run with other settings" in said.err
+    assert not (out / "fedavg-seed0").exists()

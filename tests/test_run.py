@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from coterie import wire
+from coterie.cohort import Cohort, Scores
 from coterie.data.own import OwnPopulation
 from coterie.errors import CoterieError
 from coterie.experiment import config_of, resume
@@ -25,7 +26,7 @@ from coterie.run import run
 from coterie.states import State
 
 from .conftest import Command
-from .tiny import StopAt, fingerprint, largest_gap, made, small_net
+from .tiny import Rows, StopAt, fingerprint, largest_gap, made, one_weight, rows, small_net
 
 PATIENCE = 150  # seconds; only a hang takes as long
 SMALL = ("--clients", 6, "--samples", 8, "--groups", 2, "--set", "epochs=1", "--set", "scenario.test_samples=10")
@@ -92,6 +93,39 @@ def test_evaluation_can_be_rarer(digits: OwnPopulation, tmp_path: Path) -> None:
     assert [row["accuracy"] is not None for row in rows] == [True, False, False, True, True]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert len(result["client_ids"]) == 4
+
+
+def test_a_client_whose_model_has_diverged_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a has 3 of 4 right and loss 0.5, b 1 of 4 and no finite loss, c nothing to be tested on.
+
+    So the accuracy is (3/4 + 1/4) / 2, the worst 1/4, and the mean loss that of a alone.
+    """
+    known = {"a": (0.5, 3.0, 4.0), "b": (torch.nan, 1.0, 4.0), "c": (0.0, 0.0, 0.0)}
+
+    def scored(c: Cohort, models: State) -> Scores:
+        return Scores(*torch.tensor([known[client] for client in c.ids], dtype=torch.float64).T)
+
+    monkeypatch.setattr("coterie.methods.base.evaluate", scored)
+    clients = rows(*[([1.0], [2])] * 3)
+    result = run(made("fedavg"), clients, one_weight(), rounds=1, loss="mse", out=tmp_path / "run")
+    assert result.client_ids == ["a", "b", "c"]
+    assert result.per_client_accuracy == [0.75, 0.25, None]
+    assert (result.accuracy, result.worst_accuracy, result.failures) == (0.5, 0.25, 0)
+    assert read_metrics(tmp_path / "run")[0]["loss"] == 0.5
+
+
+def test_a_loss_beyond_all_numbers() -> None:
+    """The model is w x with loss (w x - y)^2: one step of rate 0.25 makes a's w 1 (loss 1) and b's 1e30.
+
+    b's loss, about 1e60^2, is infinite; b is there all the same.
+    """
+    clients = rows(([1.0], [2]), ([1e30], [2]))
+    watching = Rows()
+    method = made("local", lr=0.25, epochs=1, batch=0, momentum=0.0)
+    result = run(method, clients, one_weight(), rounds=1, loss="mse", view=watching)
+    assert float(result.models["client-b"]["weight"]) == pytest.approx(1e30)
+    assert (result.client_ids, result.failures) == (["a", "b"], 0)
+    assert watching.rows[0]["loss"] == pytest.approx(1.0)
 
 
 def test_resuming_what_is_finished_or_no_run(coterie: Command, tmp_path: Path) -> None:
@@ -205,7 +239,7 @@ def test_a_folder_whose_run_died_at_its_very_start(digits: OwnPopulation, tmp_pa
         early = tmp_path / f"with{len(present)}"
         early.mkdir()
         for name in present:
-            (early / name).write_bytes((whole / name).read_bytes())
+            (early / name).write_bytes((whole / name).read_bytes().splitlines(keepends=True)[0])  # no round yet
         result = run(made("local"), digits, small_net, rounds=2, out=early, resume=True)
         assert fingerprint(result) == fingerprint(expected)
         assert len(read_metrics(early)) == 2
@@ -245,10 +279,10 @@ def test_a_damaged_checkpoint_is_found_out(which: str, damage: str, digits: OwnP
         victim.write_bytes(data)
     else:
         victim.write_bytes(data[: 0 if damage == "empty" else len(data) // 2])
-    if which == "latest.json" and damage == "delete":
-        return  # that is a run without a checkpoint yet
+    lost = which == "latest.json" and damage == "delete"
+    says = "reach round 2 but there is no" if lost else r"in .* cannot be read \(.*\); restore it, or start"
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
-    with pytest.raises(CoterieError, match=r"checkpoint in .* cannot be read \(.*\); restore it, or start"):
+    with pytest.raises(CoterieError, match=says):
         run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, resume=True)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from coterie import cli_attack, cli_deploy, interrupts, listing
-from coterie.config import RunConfig, ScenarioConfig, from_tables, merge, read_tables
+from coterie import __version__, cli_attack, cli_deploy, cli_help, interrupts, listing
+from coterie.config import RunConfig, ScenarioConfig, check_seed, from_tables, merge, read_tables
 from coterie.errors import CoterieError, unknown
 from coterie.methods import METHODS, method_named
 from coterie.settings import split_assignments
@@ -25,11 +25,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+cli_help.mend()
 app.add_typer(cli_attack.attack_app, name="attack")
 app.command()(cli_attack.encoder)
 cli_deploy.add_commands(app)
 
-ScenarioOption = Annotated[str | None, typer.Option("--scenario", help="named scenario; see `coterie list scenarios`")]
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise CoterieError("--out is empty; name a folder, or do without --out.")
+    return Path(text)
+
+
+ScenarioOption = Annotated[
+    str | None,
+    typer.Option("--scenario", help="a scenario's name (default: rotated-digits); see `coterie list scenarios`"),
+]
 DataOption = Annotated[Path | None, typer.Option("--data", help="your own data instead of a scenario: a folder")]
 RootOption = Annotated[
     Path | None, typer.Option("--root", help="where the datasets are (default: $COTERIE_DATA, .data)")
@@ -51,7 +62,24 @@ SetOption = Annotated[
     ),
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file; the other options go before it")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="folder of the run (default: runs/...)")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the run (default: runs/...)")
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def _tables(
@@ -71,14 +99,18 @@ def _tables(
     assigned: dict[str, Any] = {**given, **{f"scenario.{key}": value for key, value in scenario.items()}}
     if workers is not None:
         assigned["engine.workers"] = workers
-    return merge(tables, {**assigned, **split_assignments(assignments or [])}, str(tables["method"]))
+    assigned |= split_assignments(assignments or [])
+    merged = merge(tables, assigned, str(tables["method"]))
+    if "scenario.name" in assigned and merged["scenario"].get("data"):
+        raise CoterieError("--data are your own data and --scenario names ready ones; give one of the two.")
+    return merged
 
 
 @app.command("list")
 def list_(
-    what: Annotated[str | None, typer.Argument(help="methods, scenarios, models, or a method's name")] = None,
+    what: Annotated[str | None, typer.Argument(help="methods, scenarios, models, faults, or a method's name")] = None,
 ) -> None:
-    """What there is: methods, scenarios, models; or the settings of one method."""
+    """What there is: methods, scenarios, models; or the settings of one method, or of simulated faults."""
     for table in listing.tables(what):
         Console().print(table)
 
@@ -146,7 +178,11 @@ def compare(
     ] = None,
     out: OutOption = None,
 ) -> None:
-    """Run several methods (and seeds) side by side: one table, one report."""
+    """Run several methods (and seeds) side by side: one table, one report.
+
+    The same command goes on with a comparison that was interrupted. Without --scenario or --data it is about
+    rotated-digits.
+    """
     numbers = _numbers(seeds)
     configs = []
     for method in dict.fromkeys(methods):
@@ -184,6 +220,9 @@ def data(
     """Describe a scenario's (or your own) data: clients, groups, sizes, labels."""
     from coterie.experiment import population_of
 
+    if scenario is not None and own is not None:
+        raise CoterieError("--data are your own data and a name is that of a scenario; give one of the two.")
+    check_seed(seed)
     if scenario is None and own is None:
         Console().print(listing.scenarios(root))
         return
@@ -203,13 +242,20 @@ def data(
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", help="folder of the demo (default: runs/demo, anew)")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the demo (default: runs/demo, anew)"),
+    ] = None,
 ) -> None:
     """Every method on 40 clients in 4 hidden groups, in a minute, without any download."""
     folder = out or Path("runs") / "demo"
     if out is None and (folder / "compare.json").is_file():
         shutil.rmtree(folder)  # never one that the user named
-    configs = [from_tables({"method": name, "scenario": {"name": "rotated-digits"}}) for name in METHODS]
+    held_out = {"fedfomo": 0.2}  # it weighs models on a validation part
+    configs = [
+        from_tables({"method": name, "scenario": {"name": "rotated-digits", "validation": held_out.get(name, 0.0)}})
+        for name in METHODS
+    ]
     _compare(configs, [0], folder, target=0.9)
 
 
@@ -261,9 +307,12 @@ def watched(config: RunConfig, folder: Path, start: Any) -> None:
 
 def _numbers(seeds: str) -> list[int]:
     try:
-        return list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
+        numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError:
         raise CoterieError(f"--seeds takes whole numbers joined by commas, such as 0,1,2, not {seeds!r}.") from None
+    for number in numbers:
+        check_seed(number)
+    return numbers
 
 
 def _fitting(method: str, methods: Sequence[str], assignments: Sequence[str]) -> list[str]:

@@ -105,9 +105,9 @@ def join(
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.engine.flower_client")
     from coterie.engine.device import Device, client_data
+    from coterie.engine.ports import check_address
 
-    if ":" not in server:
-        raise CoterieError(f"--server needs HOST:PORT, such as 127.0.0.1:9080, not {server!r}.")
+    check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:
         ca, key = certs / "ca.pem", certs / "node.key"
@@ -139,9 +139,9 @@ def peer(
     peering = _needs("peers", "coterie.engine.peering")
     from coterie.cli import watched
     from coterie.engine.peers import Pace
+    from coterie.engine.ports import check_address
 
-    if ":" not in listen:
-        raise CoterieError(f"--listen needs HOST:PORT, such as 127.0.0.1:7501, not {listen!r}.")
+    check_address("--listen", listen, "127.0.0.1:7501")
     settings = from_tables(read_tables(config))
     security = None if certs is None else addresses.PeerSecurity.of(certs)
     address = addresses.Address(listen, tuple(seed.strip() for seed in seeds.split(",") if seed.strip()), security)
@@ -197,7 +197,7 @@ def _needs(extra: str, module: str):  # type: ignore[no-untyped-def]
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("coterie"):
             raise
-        raise CoterieError(f"This needs {error.name}: pip install 'coterie[{extra}]'.") from None
+        raise CoterieError(f"This needs {error.name}: pip install '.[{extra}]' in coterie's folder.") from None
 
 
 def _one_thread() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from coterie.config import RunConfig
 from coterie.errors import CoterieError
-from coterie.experiment import execute, resume
+from coterie.experiment import check, execute, resume
 from coterie.folder import RunFolder, read_metrics
 from coterie.report.html import write_compare_report
 from coterie.report.live import CompareView
@@ -50,10 +50,11 @@ def compare(
         raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
     if (out / "config.toml").exists():
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
+    _check(configs, seeds, out)
     results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for config in configs:
         for seed in seeds:
-            folder = out / f"{config.method}-seed{seed}"
+            folder = _home(out, config, seed)
             result = once(config, seed, folder, _OneOfMany(view, config.method, seed))
             view.end(config.method, seed, result)
             results.setdefault(config.method, []).append((folder, result))
@@ -74,12 +75,30 @@ def compare(
     return rows
 
 
+def _home(out: Path, config: RunConfig, seed: int) -> Path:
+    return out / f"{config.method}-seed{seed}"
+
+
+def _check(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> None:
+    """A run that cannot be is refused before the first of them has taken its time."""
+    for config in configs:
+        for seed in seeds:
+            _check_same(replace(config, seed=seed), _home(out, config, seed))
+    unfinished = [c for c in configs if any(not (_home(out, c, seed) / "result.json").is_file() for seed in seeds)]
+    check([replace(config, seed=seeds[0]) for config in unfinished])
+
+
+def _check_same(config: RunConfig, folder: Path) -> None:
+    file = folder / "config.toml"
+    if file.is_file() and file.read_text() != config.to_toml():
+        raise CoterieError(f"{folder} holds a run with other settings; choose another --out.")
+
+
 def once(config: RunConfig, seed: int, folder: Path, view: View) -> dict[str, Any]:
     """The result of a run in its folder: read if it is finished, resumed if it is not, else run now."""
     config = replace(config, seed=seed)
+    _check_same(config, folder)
     if (folder / "config.toml").is_file():
-        if (folder / "config.toml").read_text() != config.to_toml():
-            raise CoterieError(f"{folder} holds a run with other settings; choose another --out.")
         if (folder / "result.json").is_file():
             kept: dict[str, Any] = json.loads((folder / "result.json").read_text())
             return kept

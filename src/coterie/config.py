@@ -14,7 +14,7 @@ from coterie.engine.simulate import EngineOptions
 from coterie.errors import CoterieError, unknown
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
-from coterie.settings import changed_fields, coerce, from_settings, to_toml
+from coterie.settings import changed_fields, coerce, from_settings, quoted, to_toml
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,12 @@ class ScenarioConfig:
     validation: float = 0.0
     unseen: float = 0
     drift: Schedule = ()
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a negative seed."""
+    if seed < 0:
+        raise CoterieError(f"A seed must be at least 0, not {seed}.")
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class RunConfig:
             raise CoterieError(f"rounds must be at least 1, not {self.rounds}.")
         if self.evaluate_every < 1 or self.evaluate_clients < 1:
             raise CoterieError("evaluate_every and evaluate_clients must be at least 1.")
+        check_seed(self.seed)
         method_named(self.method)
 
     def build_method(self, defaults: Mapping[str, Any]) -> ServerMethod[Any]:
@@ -86,9 +93,12 @@ _TABLES: dict[str, type[Any]] = {"scenario": ScenarioConfig, "faults": Faults, "
 def read_tables(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        tables: dict[str, Any] = quoted(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tables
     except FileNotFoundError:
         raise CoterieError(f"There is no file {path}.") from None
+    except IsADirectoryError:
+        raise CoterieError(f"{path} is a folder, not a TOML file; name the file itself.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CoterieError(f"{path} is not a readable TOML file: {error}.") from None
 

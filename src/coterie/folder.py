@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from coterie import wire
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError, Unfinished
+from coterie.kind import KIND_FILE, Kind, check_kind, kind_of
+from coterie.settings import differing
 from coterie.states import State
 
 METRICS = (
@@ -28,6 +31,8 @@ METRICS = (
 )  # fmt: skip
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DRAFT = ".new"
+_FREE = {"rounds", "checkpoint_seconds", "track", "engine.workers", "engine.lanes", "scenario.root"}
+"""Settings that a resumed run may have anew: they do not change what any of its rounds computes."""
 Row = dict[str, Any]
 
 
@@ -45,30 +50,53 @@ class Progress:
     metrics: int
     state: str
     memory: dict[str, str]
+    config: str
 
 
 class RunFolder:
     """Writes and reads the folder of one run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: Kind = Kind.SIMULATION) -> None:
         self.path = path
-        self.go_on = f"coterie resume {path}"
+        self.go_on = kind.go_on(path)
         self._memory: dict[ClientId, str] = {}
 
     @classmethod
-    def create(cls, path: Path, config: str, go_on: str = "coterie resume") -> RunFolder:
+    def create(cls, path: Path, config: str, kind: Kind = Kind.SIMULATION) -> RunFolder:
         """A folder for a new run; one that holds anything else is left alone."""
-        begun = f"config.toml{_DRAFT}"  # all that a run killed at its very start has left
-        if path.exists() and (not path.is_dir() or any(file.name != begun for file in path.iterdir())):
+        # all that a run killed at its very start has left
+        begun = {KIND_FILE, f"{KIND_FILE}{_DRAFT}", f"config.toml{_DRAFT}"}
+        if path.exists() and (not path.is_dir() or any(file.name not in begun for file in path.iterdir())):
             if (path / "result.json").is_file():
                 raise CoterieError(f"{path} already holds a run that is finished; choose another --out.")
-            raise CoterieError(
-                f"{path} already holds something; choose another --out, or go on with it: {go_on} {path}."
-            )
-        folder = cls(path)
+            held = kind_of(path)
+            lasting = held is not Kind.NETWORK and (path / "config.toml").is_file()
+            how = f", or go on with it: {held.go_on(path)}" if lasting else ""
+            raise CoterieError(f"{path} already holds something; choose another --out{how}.")
+        folder = cls(path, kind)
+        folder.write(KIND_FILE, f"{kind}\n".encode())
         folder.write("config.toml", config.encode())
         folder.restart()
         return folder
+
+    @classmethod
+    def reopen(cls, path: Path, kind: Kind = Kind.SIMULATION) -> RunFolder:
+        """The folder of a run to go on with, which must be of the same kind."""
+        check_kind(path, kind)
+        return cls(path, kind)
+
+    @contextmanager
+    def starting(self, resume: bool) -> Iterator[None]:
+        """Leave nothing behind of a new run that is refused before its first round."""
+        try:
+            yield
+        except Unfinished:
+            raise
+        except CoterieError:
+            events = self.path / "events.jsonl"
+            if not resume and events.is_file() and not events.stat().st_size:
+                self.discard()
+            raise
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
@@ -137,6 +165,7 @@ class RunFolder:
             metrics=(self.path / "metrics.csv").stat().st_size,
             state=name,
             memory=dict(self._memory),
+            config=self.config,
         )
         self.write("checkpoint/latest.json", json.dumps(progress.__dict__).encode())
         self._sweep(progress)
@@ -159,21 +188,34 @@ class RunFolder:
             if file.is_file() and file.name not in keep:
                 file.unlink(missing_ok=True)
 
+    @cached_property
+    def config(self) -> str:
+        """The text of config.toml when this session began."""
+        file = self.path / "config.toml"
+        return file.read_text(encoding="utf-8") if file.is_file() else ""
+
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is anything to go on from."""
         return (self.path / "checkpoint" / "latest.json").is_file()
 
-    def load(self, method: str, kind: type[Any]) -> tuple[Progress, Any, dict[ClientId, Memory]]:
-        """Read the checkpoint, and cut the logs back to where they were when it was written."""
+    def load(
+        self, method: str, kind: type[Any], rounds: int | None = None
+    ) -> tuple[Progress, Any, dict[ClientId, Memory]]:
+        """Read the checkpoint, and cut the logs back to where they were when it was written.
+
+        One that was made with other settings, or is beyond the `rounds` wanted, is refused.
+        """
         path = self.path / "checkpoint" / "latest.json"
         try:
-            progress = wire.unpack(Progress, json.loads(path.read_text()), {})
+            unmarked = {"config": ""}  # checkpoints were once made without it
+            progress = wire.unpack(Progress, {**unmarked, **json.loads(path.read_text())}, {})
             if progress.method != method:
                 raise CoterieError(
                     f"The checkpoint in {self.path} is of {progress.method}, not of {method}; "
                     f"run {method} with another --out."
                 )
+            self._check_settings(progress, rounds)
             state = self._get("checkpoint", progress.state, kind)
             memory = {client: self._get("checkpoint/memory", name, Memory) for client, name in progress.memory.items()}
         except (OSError, ValueError, TypeError, wire.WireError) as error:
@@ -190,10 +232,35 @@ class RunFolder:
         self._memory = dict(progress.memory)
         return progress, state, memory
 
+    def _check_settings(self, progress: Progress, rounds: int | None) -> None:
+        changed = differing(progress.config, self.config) - _FREE if progress.config else set()
+        if changed:
+            raise CoterieError(
+                f"{self.path / 'config.toml'} has been changed since the checkpoint was made "
+                f"({', '.join(sorted(changed))}); put it back as it was, or start a new run with another --out."
+            )
+        if rounds is not None and rounds < progress.next_round:
+            raise CoterieError(
+                f"{rounds} rounds are wanted but the run in {self.path} has reached round {progress.next_round}; "
+                "set rounds to at least that."
+            )
+
     def restart(self) -> None:
-        """Empty logs: of a new run, or of one that died before its first checkpoint."""
+        """Empty logs: of a new run, or of one that died before its first checkpoint, so before its first round."""
+        reached = self._logged()
+        if reached:
+            raise CoterieError(
+                f"The logs in {self.path} reach round {reached} but there is no checkpoint; "
+                f"restore {self.path / 'checkpoint'}, or start again with another --out."
+            )
         self.write("metrics.csv", _csv_line(METRICS).encode())
         self.write("events.jsonl", b"")
+
+    def _logged(self) -> int:
+        """How many rounds the logs hold, be the last one half a line."""
+        files = (self.path / name for name in ("metrics.csv", "events.jsonl"))
+        metrics, events = (file.read_text(errors="replace").splitlines() if file.is_file() else [] for file in files)
+        return max(len(metrics[1:]), sum(line.startswith('{"event": "round"') for line in events))
 
     def discard(self) -> None:
         """Remove the folder of a run that never began, so that its place is free for another try."""
@@ -207,6 +274,11 @@ class RunFolder:
     def read_metrics(self) -> list[Row]:
         """The metrics written so far."""
         return read_metrics(self.path)
+
+
+def holds_comparison(path: Path) -> bool:
+    """Whether a folder is that of a comparison, finished or not."""
+    return (path / "compare.json").is_file() or any(path.glob("*-seed*/config.toml"))
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from coterie.data import SCENARIOS, Spread, data_root, describe
 from coterie.data.samples import Population
-from coterie.errors import unknown
+from coterie.engine.faults import Faults
+from coterie.errors import CoterieError, unknown
 from coterie.methods import METHODS
 from coterie.models import MODELS
 
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
     from coterie.reproduce import Experiment
 
 _KINDS = ("methods", "scenarios", "models")
+_FAULTS = "faults"
 
 
 def tables(what: str | None) -> list[Table]:
     """What `coterie list [what]` shows."""
     if what in METHODS:
         return [settings(what)]
+    if what == _FAULTS:
+        return [faults()]
+    if what in SCENARIOS:
+        raise CoterieError(f"{what} is a scenario; see `coterie data {what}`.")
     if what is not None and what not in _KINDS:
-        raise unknown("list", what, [*_KINDS, *METHODS])
+        raise unknown("list", what, [*_KINDS, _FAULTS, *METHODS])
     made = {"methods": methods, "scenarios": scenarios, "models": models}
     return [made[kind]() for kind in _KINDS if what in (None, kind)]
 
@@ -43,11 +49,23 @@ def settings(method: str) -> Table:
     """Every setting of a method."""
     kind = METHODS[method]
     table = _table(f"{method}: {kind.summary}", "setting", "default", "meaning")
-    for field in dataclasses.fields(kind):
-        table.add_row(field.name, str(field.default), str(field.metadata.get("help", "")))
+    _add_fields(table, kind)
     for name, chosen in kind.presets.items():
         table.add_row(f"preset={name}", "", ", ".join(f"{key}={value}" for key, value in chosen.items()))
     return table
+
+
+def faults() -> Table:
+    """Every fault that the simulator can make."""
+    table = _table("faults of the simulator: --set faults.dropout=0.1", "setting", "default", "meaning")
+    _add_fields(table, Faults, "faults.")
+    return table
+
+
+def _add_fields(table: Table, kind: Any, prefix: str = "") -> None:
+    for field in dataclasses.fields(kind):
+        default = "none" if field.default == () else str(field.default)
+        table.add_row(f"{prefix}{field.name}", default, str(field.metadata.get("help", "")))
 
 
 def scenarios(root: Path | None = None) -> Table:
@@ -116,8 +134,8 @@ def _spread(spread: Spread) -> str:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)  # a name in two pieces is none
     return table
 
 

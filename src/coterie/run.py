@@ -58,7 +58,7 @@ def run(
     folder = None
     if out is not None:
         header = config if config is not None else f'method = "{method.name}"\nrounds = {rounds}\nseed = {seed}\n'
-        folder = RunFolder(Path(out)) if resume else RunFolder.create(Path(out), header)
+        folder = RunFolder.reopen(Path(out)) if resume else RunFolder.create(Path(out), header)
     return run_with(
         fed,
         method,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -13,6 +14,19 @@ from typing import Any, TypeVar
 from coterie.errors import CoterieError, unknown
 
 T = TypeVar("T")
+
+
+class Quoted(str):
+    """Text of a TOML file, which has numbers of its own; on the command line everything is text."""
+
+
+def quoted(value: Any) -> Any:
+    """What a TOML file says, its texts marked as such."""
+    if isinstance(value, dict):
+        return {key: quoted(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [quoted(part) for part in value]
+    return Quoted(value) if isinstance(value, str) else value
 
 
 def from_settings(kind: type[T], settings: Mapping[str, Any], owner: str) -> T:
@@ -63,19 +77,21 @@ def _sequence(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ..
 
 
 def _bool(value: Any) -> bool:
+    if isinstance(value, Quoted):
+        raise ValueError
     if isinstance(value, bool):
         return value
     return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
 
 
 def _int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
+    if isinstance(value, (bool, Quoted)) or (isinstance(value, float) and value != int(value)):
         raise ValueError
     return int(value)
 
 
 def _float(value: Any) -> float:
-    if isinstance(value, bool):
+    if isinstance(value, (bool, Quoted)):
         raise ValueError
     number = float(value)
     if number != number or number in (float("inf"), float("-inf")):
@@ -118,6 +134,20 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(part) for part in value) + "]"
     # JSON's text is TOML's, but for one character that only TOML escapes
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def differing(before: str, now: str) -> set[str]:
+    """The keys, as key or table.key, in which two TOML texts differ."""
+    if before == now:
+        return set()
+    one, other = _flat(tomllib.loads(before)), _flat(tomllib.loads(now))
+    return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
+    nested = {name: table for name, table in tables.items() if isinstance(table, Mapping)}
+    return plain | {f"{name}.{key}": value for name, table in nested.items() for key, value in table.items()}
 
 
 def changed_fields(value: Any) -> dict[str, Any]:

@@ -138,6 +138,8 @@ class Task:
         """Find out before the first round that the network does not fit the data."""
         sample = population.client(population.ids[0]).train.x[:1]
         module = self._build().eval()
+        if not any(True for _ in module.parameters()):
+            raise CoterieError("The model has no parameters, so nothing can be learnt; give it a layer with weights.")
         try:
             with torch.no_grad():
                 output = module(self.inputs(sample))
@@ -146,6 +148,9 @@ class Task:
             raise CoterieError(
                 f"The model does not take inputs of shape {self.shape}: {reason}; choose a model for that shape."
             ) from error
+        if not isinstance(output, Tensor) or not output.dim():
+            what = "a single number" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            raise CoterieError(f"The model returns {what}; let its forward return one tensor, a row for each sample.")
         if self.loss == "cross_entropy" and output.shape[-1] < self.classes:
             raise CoterieError(
                 f"The model has {output.shape[-1]} outputs but the data have {self.classes} classes; "

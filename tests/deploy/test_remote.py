@@ -122,6 +122,24 @@ def test_what_a_client_sends_is_checked_before_it_is_believed(digits: OwnPopulat
     assert wire.encode(after) == wire.encode(method.step(method.init(alone), alone)[0])
 
 
+def test_a_model_that_has_diverged_is_judged_all_the_same(digits: OwnPopulation, tmp_path: Path) -> None:
+    """A loss that is not finite is an answer; a number of correct answers that is not finite is none."""
+    diverged, liar = digits.ids[:2]
+    wrong = {diverged: "loss", liar: "correct"}
+
+    def tamper(client: str, data: bytes) -> bytes:
+        return poisoned(data, lambda name, t: t * torch.nan if name == wrong.get(client) else t)
+
+    method = made("fedavg")
+    fed = federation(method, digits, Here(devices(digits, tmp_path), tamper))
+    replies = method.assess(method.init(fed), fed, digits.ids)
+    assert replies.value is not None
+    assert bool(replies.value.loss[replies.ids.index(diverged)].isnan())
+    assert {client: failure.reason for client, failure in replies.failed.items()} == {
+        liar: "correct has NaN or infinite numbers"
+    }
+
+
 def test_a_client_that_says_something_else_than_the_others_is_refused(digits: OwnPopulation, tmp_path: Path) -> None:
     odd = digits.ids[0]
 

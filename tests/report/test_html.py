@@ -186,7 +186,7 @@ def test_half_a_last_event_is_forgiven(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("result.json", None, "no finished run"),
+        ("result.json", None, "is not finished; go on with it: coterie resume"),
         ("result.json", "{", "cannot be read"),
         ("result.json", "[]", "not a JSON object"),
         ("result.json", '{"method": "ifca"}', "lacks scenario, seed"),
@@ -230,10 +230,10 @@ def test_results_that_do_not_add_up(tmp_path: Path, changes: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "no finished comparison"),
+        (None, "is neither a run nor a comparison"),
         ("{}", "lacks its rows or runs"),
         ('{"rows": [{}], "runs": []}', "row without a method"),
-        ('{"rows": [], "runs": ["nowhere"]}', "no finished run"),
+        ('{"rows": [], "runs": ["nowhere"]}', "There is no folder .*nowhere"),
     ],
 )
 def test_corrupt_comparisons(tmp_path: Path, content: str | None, words: str) -> None:

@@ -20,7 +20,7 @@ from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Parts
 from .samples import ClientData, ClientId, Normalise, Population, Samples
-from .sources.files import corrupt, missing
+from .sources.files import missing
 from .sources.images import has_domain_level, read_images
 from .sources.leaf import is_leaf, read_leaf
 from .users import leaf_users
@@ -183,7 +183,11 @@ def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None]:
         with np.load(path, allow_pickle=False) as body:
             held = {name: body[name] for name in body.files}
     except Exception as problem:  # a damaged archive can fail in any way at all
-        raise corrupt(path, str(problem) or type(problem).__name__, _HELP) from problem
+        # not in numpy's words: they advise to load pickles
+        raise CoterieError(
+            f"{path} cannot be read: it is damaged, or not an .npz file of plain arrays; "
+            "write it again with numpy.savez."
+        ) from problem
     names = [n for n in (("x_train", "y_train", "x_test", "y_test"), ("x", "y")) if set(n) <= set(held)]
     if not names:
         raise CoterieError(

@@ -30,6 +30,8 @@ def make_certificates(folder: Path, names: Sequence[str], hosts: Sequence[str]) 
             raise CoterieError(f"{name!r} cannot be a client's name here: it becomes a file's; use letters and digits.")
         if (folder / "clients" / name).exists():
             raise CoterieError(f"{folder / 'clients' / name} is there already; choose another name, or remove it.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "ca.pem").is_file():
+        raise CoterieError(f"{folder} holds other things than certificates; choose a folder that is new or empty.")
     before = {path for path in folder.rglob("*") if path.is_file()}
     try:
         ca, ca_key = _authority(folder)

@@ -16,11 +16,13 @@ from coterie.engine.agreement import agree, subject_of
 from coterie.engine.faults import Faults
 from coterie.engine.flower import FlowerTransport
 from coterie.engine.orders import Agreement, from_text, to_text
+from coterie.engine.ports import check_free, check_port
 from coterie.engine.remote import LIMIT, RemoteFederation, Transport, gathered
 from coterie.engine.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.errors import CoterieError
 from coterie.experiment import defaults_of
 from coterie.folder import RunFolder
+from coterie.kind import Kind, check_kind
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import Nobody, Result, View, run_with
 
@@ -58,13 +60,33 @@ def serve(
     resume: bool = False,
 ) -> Result:
     """Run a configuration on a SuperLink of our own, or on one that is there already."""
+    if resume:
+        _check_resumable(out)
     _check(config)
+    if superlink is None:
+        check_port(port)
+        if not resume:  # the SuperLink of a server that was killed takes a moment to go
+            check_free(host, port, "--port or --host")
     watcher = view or Nobody()
     folder = _opened(config, out, resume)
-    if superlink is not None:
-        ca = None if security is None else security.ca
-        return _served(config, folder, options, SuperLink(superlink, ca, None, None), None, watcher, resume)
-    with own_superlink(host, port, security, out / "superlink.log", options.limit) as link:
+    with folder.starting(resume):
+        if superlink is not None:
+            ca = None if security is None else security.ca
+            return _served(config, folder, options, SuperLink(superlink, ca, None, None), None, watcher, resume)
+        return _served_by_own(config, folder, options, host, port, security, watcher, resume)
+
+
+def _served_by_own(
+    config: RunConfig,
+    folder: RunFolder,
+    options: ServeOptions,
+    host: str,
+    port: int,
+    security: ServerSecurity | None,
+    watcher: View,
+    resume: bool,
+) -> Result:
+    with own_superlink(host, port, security, folder.path / "superlink.log", options.limit) as link:
         names = link.register(security.clients) if security is not None and security.clients else None
         lock = "TLS and keys" if names else "TLS" if security is not None else "no TLS"
         watcher.note(f"waiting for {options.clients} clients at {host}:{port} ({lock})")
@@ -94,8 +116,11 @@ def run_on_grid(config: RunConfig, grid: Grid, options: ServeOptions, out: Path 
     _check(config)
     path = out or Path("runs") / f"{config.method}-flower-seed{config.seed}"
     resume = (path / DEPLOYMENT).is_file()
+    if resume:
+        _check_resumable(path)
     folder = _opened(config, path, resume)
-    return conduct(config, folder, FlowerTransport(grid, seconds=options.seconds), options, resume=resume)
+    with folder.starting(resume):
+        return conduct(config, folder, FlowerTransport(grid, seconds=options.seconds), options, resume=resume)
 
 
 def conduct(
@@ -154,15 +179,19 @@ def _check(config: RunConfig) -> None:
         raise CoterieError(f"{config.method} has no server; run it between peers: coterie peer --config ...")
 
 
-def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
-    if resume and (path / "result.json").is_file():
+def _check_resumable(path: Path) -> None:
+    if (path / "result.json").is_file():
         raise CoterieError(f"The run in {path} is finished; see {path / 'report.html'}.")
-    if resume and not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
+    if not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
         raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
-    folder = RunFolder(path) if resume else RunFolder.create(path, config.to_toml(), "coterie serve --resume")
-    if resume:
-        folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
-    folder.go_on = f"coterie serve --resume {path}"
+    check_kind(path, Kind.SERVED)
+
+
+def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
+    if not resume:
+        return RunFolder.create(path, config.to_toml(), Kind.SERVED)
+    folder = RunFolder(path, Kind.SERVED)
+    folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
     return folder
 
 

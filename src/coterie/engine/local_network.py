@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from coterie.clustering.communities import communities
 from coterie.config import RunConfig, from_tables, read_tables
 from coterie.data.samples import ClientId
 from coterie.engine.agreement import subject_of
-from coterie.engine.peers import PeerState
+from coterie.engine.peering import PeerOptions, peer_method
+from coterie.engine.peers import Pace, PeerState
+from coterie.engine.ports import check_free
 from coterie.errors import CoterieError, Unfinished
 from coterie.experiment import defaults_of, population_of
 from coterie.folder import METRICS, RunFolder, read_metrics
 from coterie.interrupts import pause
+from coterie.kind import Kind
 from coterie.methods.simulated import SimulatedPeers, edges_of
 from coterie.report.html import write_run_report
 from coterie.rounds import Result
@@ -43,10 +47,44 @@ def run_local(
 ) -> Table:
     """Start the peers, wait for them all, put their folders together; returned is a table of how each has done."""
     config = from_tables(read_tables(config_file))
-    names = list(population_of(config.scenario, config.seed).ids)[:number]
-    if number < 2 or len(names) < number:
-        raise CoterieError(f"--local {number}: give at least 2, and no more than the scenario's {len(names)} clients.")
-    folder = RunFolder.create(out, config.to_toml())
+    known = list(population_of(config.scenario, config.seed).ids)
+    if not 2 <= number <= len(known):
+        raise CoterieError(f"--local {number}: give at least 2, and no more than the scenario's {len(known)} clients.")
+    peer_method(config)
+    PeerOptions(number, pace=Pace(not free, seconds))
+    for index in range(number):
+        check_free("127.0.0.1", port + index, "--port")
+    names = known[:number]
+    folder = RunFolder.create(out, config.to_toml(), Kind.NETWORK)
+    with _starting(folder, names):
+        _run(config, config_file, names, out, port, free=free, tls=tls, seconds=seconds, note=note)
+    return together(config, folder, names)
+
+
+@contextmanager
+def _starting(folder: RunFolder, names: Sequence[ClientId]) -> Iterator[None]:
+    """Nothing goes on with a network, so one that ends before its first round makes room for another try."""
+    try:
+        yield
+    except BaseException:
+        if not any(_metrics(folder.path / "peers" / name) for name in names):
+            folder.discard()
+        raise
+
+
+def _run(
+    config: RunConfig,
+    config_file: Path,
+    names: Sequence[ClientId],
+    out: Path,
+    port: int,
+    *,
+    free: bool,
+    tls: bool,
+    seconds: float,
+    note: Callable[[str], None],
+) -> None:
+    number = len(names)
     if tls:
         from coterie.engine.certificates import make_certificates
 
@@ -78,7 +116,6 @@ def run_local(
             process.terminate()
         for process in running.values():
             process.wait()
-    return together(config, folder, names)
 
 
 def _await(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
 from coterie.config import RunConfig
 from coterie.data.samples import ClientId
+from coterie.data.scenarios import SCENARIOS
 from coterie.engine.address import Address
 from coterie.engine.agreement import agree, subject_of
 from coterie.engine.device import Device, client_data
@@ -20,6 +22,7 @@ from coterie.errors import CoterieError
 from coterie.experiment import defaults_of
 from coterie.folder import RunFolder
 from coterie.interrupts import pause
+from coterie.kind import Kind
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import Nobody, Result, View, run_with
 
@@ -52,15 +55,18 @@ def run_peer(
 ) -> Result:
     """Be one peer of a network until its rounds are over; a folder that is there already is gone on with."""
     watcher = view or Nobody()
-    wanted = _method(config)
+    wanted = peer_method(config)
     population = client_data(data, name)
     device = Device(name, population, out)
     resume = (out / "config.toml").is_file()
     if (out / "result.json").is_file():
         raise CoterieError(f"The run in {out} is finished; choose another --out.")
-    folder = RunFolder(out) if resume else RunFolder.create(out, config.to_toml())
-    swarm = Swarm(name, network_of(config), device.hello, address, options.limit, watcher.note)
-    try:
+    folder = RunFolder.reopen(out, Kind.PEER) if resume else RunFolder.create(out, config.to_toml(), Kind.PEER)
+    network = network_of(config)
+    with (
+        folder.starting(resume),
+        closing(Swarm(name, network, device.hello, address, options.limit, watcher.note)) as swarm,
+    ):
         swarm.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
         everyone = swarm.wait_for(options.peers, options.patience)
@@ -77,6 +83,7 @@ def run_peer(
             swarm,
             at_end=lambda: _linger(swarm, config.rounds, options.pace),
             last=config.rounds - 1,
+            note=watcher.note,
         )
         return run_with(
             fed,
@@ -89,8 +96,6 @@ def run_peer(
             checkpoint_seconds=config.checkpoint_seconds,
             resume=resume,
         )
-    finally:
-        swarm.close()
 
 
 def network_of(config: RunConfig) -> str:
@@ -99,9 +104,12 @@ def network_of(config: RunConfig) -> str:
     return f"{config.method}-{blake2b(alike.to_toml().encode(), digest_size=8).hexdigest()}"
 
 
-def _method(config: RunConfig) -> PeerMethod[object]:
+def peer_method(config: RunConfig) -> PeerMethod[object]:
+    """The method, if it is one that real peers can do."""
     if config.faults != Faults():
         raise CoterieError("faults are simulated ones, and these peers are real; leave the table [faults] out.")
+    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
+        raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
     method = config.build_method(defaults_of(config))
     if not isinstance(method, PeerMethod):
         raise CoterieError(f"{config.method} needs a server; run it with coterie serve and coterie join.")

@@ -174,6 +174,7 @@ class PeerFederation(Engine):
         *,
         at_end: Callable[[], None],
         last: int,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name, self.task, self.data, self.seed, self.round = name, task, data, seed, 0
         self.ledger = Ledger()
@@ -181,7 +182,7 @@ class PeerFederation(Engine):
         self.memory: dict[ClientId, Memory] = {}
         self.given_up: dict[ClientId, int] = {}
         self._swarm, self._counted = swarm, (0, 0)
-        self._at_end, self._last, self._begun = at_end, last, False
+        self._at_end, self._last, self._begun, self._note = at_end, last, False, note
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -218,6 +219,10 @@ class PeerFederation(Engine):
     def answer(self, question: Question[P, R]) -> Replies[R]:
         """A peer asks others for models, never to work."""
         raise CoterieError(f"{question.function.__name__} cannot be asked of peers.")
+
+    def note(self, text: str) -> None:
+        """Tell whoever watches this peer."""
+        self._note(text)
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
         """All that a peer keeps is its state; the others hear how far it had come."""

@@ -206,7 +206,7 @@ def _await(link: SuperLink, process: subprocess.Popen[bytes], log: Path, port: i
     with httpx.Client(verify=verify) as client:
         while time.monotonic() < until:
             if process.poll() is not None:
-                raise CoterieError(f"The SuperLink did not start; is port {port} in use? See {log}.")
+                raise CoterieError(f"The SuperLink did not start at port {port}; it said: {_last_line(log)}")
             try:
                 client.get(f"{scheme}://{link.address}/health", timeout=1.0)
             except httpx.HTTPError:
@@ -214,4 +214,10 @@ def _await(link: SuperLink, process: subprocess.Popen[bytes], log: Path, port: i
                 continue
             if process.poll() is None:
                 return
-    raise CoterieError(f"The SuperLink did not start within {_START_SECONDS:g} s; see {log}.")
+    raise CoterieError(f"The SuperLink did not start within {_START_SECONDS:g} s; it said: {_last_line(log)}")
+
+
+def _last_line(log: Path) -> str:
+    """Quoted, because a run that does not start leaves no log behind."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing"

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError
+from coterie.folder import holds_comparison
+from coterie.kind import kind_of
 
 from .panels import Panel, load_panels
 
@@ -50,7 +52,7 @@ class CompareFolder:
 
 def read_run(path: Path) -> RunFolder:
     """Read a run folder; events, panels and config may be missing, the result may not."""
-    result = _object(path / "result.json", "run")
+    result = _object(path / "result.json")
     missing = [key for key in _RESULT_KEYS if key not in result]
     if missing:
         raise CoterieError(
@@ -76,7 +78,7 @@ def read_run(path: Path) -> RunFolder:
 
 def read_compare(path: Path) -> CompareFolder:
     """Read a comparison folder and every run it names."""
-    summary = _object(path / "compare.json", "comparison")
+    summary = _object(path / "compare.json")
     if not isinstance(summary.get("rows"), list) or not isinstance(summary.get("runs"), list):
         raise CoterieError(f"{path / 'compare.json'} lacks its rows or runs; run the comparison again.")
     for row in summary["rows"]:
@@ -85,12 +87,22 @@ def read_compare(path: Path) -> CompareFolder:
     return CompareFolder(path, summary, [read_run(path / str(name)) for name in summary["runs"]])
 
 
-def _object(path: Path, kind: str) -> dict[str, Any]:
-    if not path.exists():
-        raise CoterieError(
-            f"There is no finished {kind} in {path.parent} ({path.name} is missing); "
-            f"name another folder, or finish it with `coterie resume {path.parent}`."
+def _unfinished(folder: Path) -> CoterieError:
+    """Why there is nothing to report in a folder, and what to do about it."""
+    if not folder.is_dir():
+        return CoterieError(f"There is no folder {folder}; name the folder of a run or of a comparison.")
+    if (folder / "config.toml").is_file():
+        return CoterieError(f"The run in {folder} is not finished; go on with it: {kind_of(folder).go_on(folder)}.")
+    if holds_comparison(folder):
+        return CoterieError(
+            f"The comparison in {folder} is not finished; the same `coterie compare` command goes on with it."
         )
+    return CoterieError(f"{folder} is neither a run nor a comparison; name another folder.")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise _unfinished(path.parent)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -119,7 +119,7 @@ def _need(module: str, extra: str) -> Any:
     except ImportError as error:
         raise CoterieError(
             f"Tracking with {extra} needs the package {extra!r}, which is not installed; "
-            f"install it with: pip install 'coterie[{extra}]'."
+            f"install it with: pip install '.[{extra}]' in coterie's folder."
         ) from error
 
 
