@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from coterie.engine.simulate import EngineOptions
+from coterie.data.own import OwnPopulation
+from coterie.engine.faults import Faults
+from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.methods.scaffold import Scaffold
 from coterie.run import run
+from coterie.task import Task
 
-from ..tiny import one_weight, rows
+from ..tiny import one_weight, rows, small_net
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -43,6 +47,27 @@ def test_a_client_without_samples_keeps_its_variate(kernel: bool) -> None:
     result = run(method, clients, one_weight(), rounds=2, loss="mse", engine=EngineOptions(kernel=kernel))
     assert float(result.state.model["weight"]) == pytest.approx(0.625, abs=1e-6)
     assert float(result.state.control["weight"]) == pytest.approx(-1.5, abs=1e-5)
+
+
+@pytest.mark.parametrize("faults", [Faults(nan=0.4), Faults(slowness=1.0, deadline=1.0), Faults(dropout=0.4)], ids=str)
+def test_c_stays_the_mean_of_all_variates_whatever_is_lost(faults: Faults, digits: OwnPopulation) -> None:
+    """A client whose reply came late or was refused must not move on without the server."""
+    method, task = Scaffold(lr=0.05, batch=4), Task.of(small_net, digits, dtype=torch.float64)
+    fed = Simulator(method, task, digits, seed=2, faults=faults, options=EngineOptions(workers=1))
+    state = method.init(fed)
+    for number in range(6):
+        fed.begin(number)
+        state, _ = method.step(state, fed)
+        fed.commit()
+    assert fed.failures
+    for name in task.parameters:
+        variates = []
+        for client, kept in fed.memory.items():
+            counted = int(kept["proposed in"]) == state.counted.get(client, -1)  # type: ignore[arg-type]
+            variates.append(kept["proposed" if counted else "control"][name])  # type: ignore[index]
+        mean = torch.stack(variates).sum(0) / len(digits.ids)
+        assert torch.allclose(state.control[name], mean, rtol=0, atol=1e-12)
+        assert float(mean.abs().max()) > 1e-4
 
 
 def test_the_servers_step_and_a_sampled_client_by_hand() -> None:

@@ -15,13 +15,28 @@ from coterie.federation import Federation, on_client
 from coterie.methods.base import Log, ServerMethod
 from coterie.states import Stack, State, axpy, mean, minus, spread, stack
 
+_COMMON = ("model", "control")
+
 
 @dataclass(frozen=True)
 class Controlled:
-    """The model x and the server's control variate c (parameters only)."""
+    """The model x, the server's control variate c (parameters only), and when each client's last reply counted.
+
+    c is the mean of all c_i only if a client moves its c_i on when, and only when, the server has counted the change.
+    """
 
     model: State
     control: State
+    counted: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """x and c for everyone, and the round of the client's own last reply that counted; -1: none has."""
+
+    model: State
+    control: State
+    counted: Tensor
 
 
 @dataclass(frozen=True)
@@ -53,11 +68,13 @@ class Scaffold(ServerMethod[Controlled]):
     def init(self, fed: Federation) -> Controlled:
         """The common initial model; c = 0."""
         model = fed.task.init(fed.seed)
-        return Controlled(model, {name: torch.zeros_like(model[name]) for name in fed.task.parameters})
+        return Controlled(model, {name: torch.zeros_like(model[name]) for name in fed.task.parameters}, {})
 
     def step(self, state: Controlled, fed: Federation) -> tuple[Controlled, Log]:
         """Lines 2-17 of Algorithm 1."""
-        replies = fed.ask(self.train, fed.sample(self.fraction), same=state)
+        ids = fed.sample(self.fraction)
+        counted = torch.tensor([state.counted.get(client, -1) for client in ids])
+        replies = fed.ask(self.train, ids, each=Sent(state.model, state.control, counted), common=_COMMON)
         if replies.value is None:
             return state, {}
         equal = torch.ones(len(replies.ids), dtype=torch.float64)
@@ -67,13 +84,13 @@ class Scaffold(ServerMethod[Controlled]):
         model = {name: model.get(name, tensor) for name, tensor in average.items()}
         share = len(replies.ids) / len(fed.ids)
         control = axpy(share, mean(replies.value.control_change, equal), state.control)
-        return Controlled(model, control), {}
+        return Controlled(model, control, {**state.counted, **dict.fromkeys(replies.ids, fed.round)}), {}
 
     @on_client
-    def train(self, c: Cohort, sent: Controlled) -> ControlledReply:
+    def train(self, c: Cohort, sent: Sent) -> ControlledReply:
         """On the client: corrected local training, then option II for its own variate."""
         x, control = spread(sent.model, len(c)), spread(sent.control, len(c))
-        own = c.recall("control", {name: torch.zeros_like(tensor) for name, tensor in control.items()})
+        own = self._own(c, sent, {name: torch.zeros_like(tensor) for name, tensor in control.items()})
         y = local_sgd(c, x, self.opt, correction=minus(control, own))
         made = steps(c, self.opt)
         scale = 1.0 / (made.clamp_min(1) * self.opt.rate(c.round))
@@ -82,8 +99,17 @@ class Scaffold(ServerMethod[Controlled]):
             name: (x[name] - y[name]) * _each(scale, x[name]) - control[name] * _each(made > 0, x[name])
             for name in control
         }
-        c.keep("control", axpy(1.0, change, own))
+        c.keep("control", own)
+        c.keep("proposed", axpy(1.0, change, own))
+        c.keep("proposed in", torch.full((len(c),), c.round))
         return ControlledReply(y, change)
+
+    def _own(self, c: Cohort, sent: Sent, zero: Stack) -> Stack:
+        """c_i: what the client proposed last, if the server has counted it, else what it was before."""
+        own, proposed = c.recall("control", zero), c.recall("proposed", zero)
+        when = c.recall_tensor("proposed in", torch.full((len(c),), -1))
+        counted = (when >= 0) & (when == sent.counted)
+        return {name: torch.where(_each(counted, own[name]) > 0, proposed[name], own[name]) for name in own}
 
     def model_for(self, state: Controlled, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """Everyone uses the one model."""
