@@ -28,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Purpose = Literal["train", "evaluation"]
 Rows = Mapping[str, Tensor]
 _LARGEST_GROWTH = 1e3
+_LARGEST_NORM = 1e10  # of an entry that is no model: far above any honest sum
 
 
 def on_client(function: F) -> F:
@@ -241,7 +242,8 @@ def check_reply(
     """Which rows of a stacked reply are usable, and what is wrong with the others.
 
     Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
-    every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`.
+    every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`, and
+    nothing else longer than any honest sum.
     """
     bad: dict[ClientId, Failure] = {}
     norms = torch.zeros(len(names), dtype=torch.float64)
@@ -259,7 +261,8 @@ def check_reply(
         numbers = tensor.reshape(len(names), -1)
         # one pass: a sum of squares is finite only if every number is, and is the norm that the limit needs
         squares = (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1).double() ** 2
-        for index in torch.nonzero(~torch.isfinite(squares)).flatten().tolist():
+        most = float("inf") if wanted is not None else _LARGEST_NORM**2
+        for index in torch.nonzero(~(torch.isfinite(squares) & (squares <= most))).flatten().tolist():
             kind = "too large" if bool(torch.isfinite(numbers[index]).all()) else "not finite"
             text = "is too large to be true" if kind == "too large" else "has NaN or infinite numbers"
             bad.setdefault(names[index], Failure(kind, f"{path} {text}"))  # type: ignore[arg-type]

@@ -98,18 +98,15 @@ def test_clients_keep_what_they_keep_once_the_round_counts(digits: OwnPopulation
     assert float(fed.memory["c1"]["times"]) == 2.0  # type: ignore[arg-type]
 
 
-def test_a_huge_number_that_nobody_can_tell_from_a_true_one_is_used(digits: OwnPopulation) -> None:
-    """A reply without a model has no limit: what came is 1e12, whatever was sent, while the client keeps the truth."""
+def test_a_huge_number_is_refused_where_there_is_no_model_too(digits: OwnPopulation) -> None:
     fed, method, ids = simulator(digits, Faults(huge=1.0)), Asking(), ["c4", "c0", "c8"]
-    replies = fed.ask(method.echo, ids, same=Number(torch.tensor(3.0)))
-    assert replies.value is not None
-    assert replies.value.number.tolist() == [1e12] * 3
-    assert replies.value.size.tolist() == [len(digits.client(client).train) for client in ids]
-    counted = fed.ask(method.count, ids, same=Nothing())
-    assert counted.value is not None
-    assert counted.value.number.tolist() == pytest.approx([1e12] * 3)
-    assert [float(fed._recalled(client)["times"]) for client in ids] == [1.0] * 3  # type: ignore[arg-type]
-    assert fed.failures == []
+    for replies in (
+        fed.ask(method.echo, ids, same=Number(torch.tensor(3.0))),
+        fed.ask(method.count, ids, same=Nothing()),
+    ):
+        assert replies.value is None
+        assert {replies.failed[client].reason for client in ids} == {"number is too large to be true"}
+    assert len(fed.failures) == 6
 
 
 def test_samples_are_keyed_by_seed_and_round_alone(digits: OwnPopulation) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_all_start_methods
@@ -24,7 +24,6 @@ from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
 from coterie.errors import CoterieError
 from coterie.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
 from coterie.methods.base import ServerMethod
-from coterie.states import clone
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -220,7 +219,6 @@ class Simulator(Engine):
             for name, tensor in first.tensors.items()
         }
         refused: dict[ClientId, Failure] = {}
-        believed: dict[int, dict[str, Tensor]] = {}
         if purpose == "train":
             for position, client in enumerate(ids):
                 own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
@@ -230,12 +228,9 @@ class Simulator(Engine):
                         [client], broken, self.task.template, self._limit, like=own, unbounded=first.unbounded
                     )
                     refused |= wrong
-                    if not wrong:  # nobody could tell: it is used as it came
-                        believed[position] = broken
                     if counted:  # a corrupt reply can be longer
                         self.ledger.up[purpose] += _size(replace(first, tensors=broken), each=True)
                         self.ledger.up[purpose] -= _size(replace(first, tensors=own), each=True)
-        stacked = _with_rows(stacked, believed)
         _, wrong = check_reply(ids, stacked, self.task.template, self._limit, unbounded=first.unbounded)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
@@ -284,17 +279,6 @@ class Simulator(Engine):
         if self._workers is not None:
             self._workers.close()
             self._workers = None
-
-
-def _with_rows(stacked: dict[str, Tensor], rows: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The same replies, some rows of them others; a copy, for a client may have kept what it sent."""
-    if not rows:
-        return stacked
-    copy = clone(stacked)
-    for position, own in rows.items():
-        for name, tensor in own.items():
-            copy[name][position] = tensor[0]
-    return copy
 
 
 def _size(message: Letter, *, each: bool) -> int:
