@@ -226,9 +226,9 @@ def draw_clients(among: Sequence[ClientId], share: float, generator: np.random.G
     return tuple(pool[i] for i in sorted(drawn))
 
 
-def largest_norm(task: Task) -> float:
+def largest_norm(template: State) -> float:
     """How long a model in a reply may be: so many times longer than an initial one."""
-    return _LARGEST_GROWTH * (1 + float(flat(stack([task.template])).norm()))
+    return _LARGEST_GROWTH * (1 + float(flat(stack([template])).norm()))
 
 
 def check_reply(

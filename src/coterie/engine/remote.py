@@ -95,7 +95,7 @@ class RemoteFederation(Engine):
         self.ledger = Ledger()
         self.failures: list[tuple[int, ClientId, Failure]] = []
         self.memory: dict[ClientId, Memory] = {}
-        self._transport, self._limit, self._norm = transport, limit, largest_norm(task)
+        self._transport, self._limit, self._norm = transport, limit, largest_norm(task.template)
         self._least, self._patience, self._go_on = least, patience, go_on
         self._note, self._on_saved = note, on_saved
         self._known, self._session = set(known), secrets.token_hex(8)

@@ -73,7 +73,7 @@ class Simulator(Engine):
         self._workers: Workers | None = None
         keep_freed_blocks()
         self._on_trial = False
-        self._limit = largest_norm(task)
+        self._limit = largest_norm(task.template)
 
     @property
     def ids(self) -> tuple[ClientId, ...]:

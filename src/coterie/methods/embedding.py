@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -30,10 +30,11 @@ from coterie.cohort import Cohort, Optimiser, local_sgd
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
 from coterie.federation import Federation, draw_clients, on_client
-from coterie.methods.base import Log, Models, ServerMethod, Trained
+from coterie.methods.base import Log, Models
+from coterie.methods.clustered import ModelPerCluster
 from coterie.report.panels import Panel
 from coterie.rng import rng
-from coterie.states import Stack, State, concat, count, group_means, mean, row, spread
+from coterie.states import Stack, concat, group_means, mean, row, spread
 from coterie.task import Task
 
 SECRET_VARIABLE = "COTERIE_SECRET"
@@ -80,7 +81,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Embedding(ServerMethod[Groups]):
+class Embedding(ModelPerCluster[Groups]):
     """Clients send quantised embeddings; the server cuts a Ward tree; FedAvg inside the clusters (Algorithms 1-3)."""
 
     autoencoder: str = field(
@@ -264,11 +265,6 @@ class Embedding(ServerMethod[Groups]):
             models[name] = base[name].expand_as(models[name]).clone()
         return replace(state, models=models), log
 
-    @on_client
-    def train(self, c: Cohort, sent: Models) -> Trained:
-        """On the client: local training from the model of the own cluster."""
-        return Trained(local_sgd(c, sent.models, self.opt), c.size)
-
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
         """Newcomers (and clients whose first embedding was lost) go to the nearest centre, which follows them."""
         if not new or state.centroids is None:
@@ -304,18 +300,6 @@ class Embedding(ServerMethod[Groups]):
         return after, {"moved": int((now.labels != labels).sum()), "founded": len(now.parents)}
 
     # --- what others ask ----------------------------------------------------------------------------------------------
-
-    def model_for(self, state: Groups, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Each client uses the model of its cluster."""
-        return state.models, [max(cluster, 0) for cluster in state.of(ids)]
-
-    def clusters(self, state: Groups, ids: Sequence[ClientId]) -> list[int] | None:
-        """The clusters as the server knows them."""
-        return state.of(ids)
-
-    def models(self, state: Groups) -> Mapping[str, State]:
-        """One model per cluster."""
-        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
 
     def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The tree, who is like whom, what the server could draw, and what the flips give."""

@@ -20,7 +20,7 @@ from coterie import fast, wire
 from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
 from coterie.engine.network import NOBODY, Keys, draw, peer_key
-from coterie.federation import Failure, check_reply, on_client
+from coterie.federation import Failure, check_reply, largest_norm, on_client
 from coterie.kernel.library import Library
 from coterie.methods.base import LocalTraining, Models
 from coterie.rng import rng
@@ -28,8 +28,6 @@ from coterie.states import Stack, State, bag_means, concat
 from coterie.task import Task
 
 N = TypeVar("N")
-LARGEST_GROWTH = 1e3
-"""A received model may be this many times longer than the initial one."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ def inbox_of(
 
     An answer of another shape, with NaN, or far too large is treated as if it had never come.
     """
-    limit = LARGEST_GROWTH * (1 + sum(float(t.double().norm()) ** 2 for t in template.values()) ** 0.5)
+    limit = largest_norm(template)
     good: dict[int, Answers] = {}
     refused: dict[int, Failure] = {}
     for key in wanted:
