@@ -1,119 +1,25 @@
-// Convolution with stride 1 on maps with the samples innermost (maps.hpp): forward, backward to the input, gradient.
-//
-// Forward and backward-to-input are the same product: rows of outputs (channels) against 1 or 2 vectors of neighbouring
-// (column, sample) positions, summed over taps. A tap is (kernel row, kernel column, input channel), in that order, so
-// that the taps of a part of the kernel are a few contiguous runs. At the edge of a map only that part is visited.
+// Convolution with stride 1 (tiles.hpp): forward, backward to the input, gradient.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "activation.hpp"
 #include "maps.hpp"
+#include "tiles.hpp"
 #include "transpose.hpp"
 
 namespace coterie {
 
-constexpr int kChannelRows = kManyRegisters ? 12 : 6;     // height of the product's tile
-constexpr int kGradientRows = kManyRegisters ? 6 : 4;     // output channels ...
-constexpr int kGradientTaps = kManyRegisters ? 4 : 3;     // ... and taps of the weight gradient's tile
-constexpr long kGradientChunkBytes = 24 * 1024;           // of gradient kept in the first-level cache meanwhile
-
-// The part of the kernel that can touch the map from some place.
-struct KernelPart {
-    long row_begin, row_end, column_begin, column_end;
-};
-
+// Samples of a block, neighbours, with a kernel of their own: its packed weights and bias, and where its gradient is added up.
 template <class T>
-struct TapTable {
-    long per_row = 0, per_column = 0;  // taps per kernel row; per kernel column = channels summed over
-    std::vector<int32_t> offset;       // where each tap reads, relative to the tile's position
-
-    long count() const { return long(offset.size()); }
+struct SampleGroup {
+    long first, size;
+    const T* kernel;
+    T* share;
 };
 
-// out[i][lanes] = bias[i] + sum over taps weights[tap][i] * in[offset[tap] + lanes].
-template <class T, int R, int N>
-void convolve_tile(const TapTable<T>& taps, const KernelPart& part, const T* weights, const T* in, const T* bias,
-                   Activation activation, T* out, long out_channel, long lanes) {
-    Vec<T> sums[R][N];
-    for (int i = 0; i < R; i++)
-        for (int j = 0; j < N; j++) sums[i][j] = bias ? broadcast<T>(bias[i]) : Vec<T>{};
-    for (long row = part.row_begin; row < part.row_end; row++) {
-        long first = row * taps.per_row + part.column_begin * taps.per_column;
-        const int32_t* offset = taps.offset.data() + first;
-        const T* weight = weights + first * R;
-        for (long left = (part.column_end - part.column_begin) * taps.per_column; left > 0; left--) {
-            const T* from = in + *offset++;
-            Vec<T> values[N];
-            for (int j = 0; j < N; j++) values[j] = load(from + j * kLanes<T>);
-            for (int i = 0; i < R; i++)
-                for (int j = 0; j < N; j++) sums[i][j] += weight[i] * values[j];
-            weight += R;
-        }
-    }
-    for (int i = 0; i < R; i++)
-        for (int j = 0; j < N; j++) {
-            long count = lanes - j * kLanes<T>;
-            if (count > 0) store_first(out + i * out_channel + j * kLanes<T>, activate<T>(sums[i][j], activation), count);
-        }
-}
-
-// All channels of the lanes [0, lanes) of one row. `part_at(first lane, last lane)` says which part of the kernel counts.
-template <class T, class PartAt>
-void convolve_row(const TapTable<T>& taps, const T* packed, long channels, const T* in, const T* bias,
-                  Activation activation, T* out, long out_channel, long lanes, bool may_overrun, PartAt&& part_at) {
-    constexpr long kTile = 2 * kLanes<T>;
-    for (long lane = 0; lane < lanes; lane += kTile) {
-        long real = std::min(kTile, lanes - lane);
-        KernelPart part = part_at(lane, lane + real - 1);
-        for_row_blocks<kChannelRows>(channels, [&](auto rows, long first) {
-            constexpr int R = decltype(rows)::value;
-            const T* weights = packed + first * taps.count();
-            const T* from_bias = bias ? bias + first : nullptr;
-            T* to = out + first * out_channel + lane;
-            if (real > kLanes<T>)
-                convolve_tile<T, R, 2>(taps, part, weights, in + lane, from_bias, activation, to, out_channel,
-                                       may_overrun ? kTile : real);
-            else
-                convolve_tile<T, R, 1>(taps, part, weights, in + lane, from_bias, activation, to, out_channel,
-                                       may_overrun ? kTile : real);
-        });
-    }
-}
-
-// sum over rows and lanes of dz[o][row][lane] * in[tap][row][lane], for a tile of output channels and taps; `sums_out` has
-// room for whole vectors.
-template <class T, int R, int N>
-void gradient_tile(const T* dz, long dz_channel, long dz_row, const T* in, const int32_t* offset, long in_row, long rows,
-                   long lanes, T* sums_out) {
-    Vec<T> sums[R][N] = {};
-    long whole = lanes / kLanes<T> * kLanes<T>;
-    for (long y = 0; y < rows; y++) {
-        const T* d = dz + y * dz_row;
-        const T* from[N];
-        for (int j = 0; j < N; j++) from[j] = in + y * in_row + offset[j];
-        for (long lane = 0; lane < whole; lane += kLanes<T>) {
-            Vec<T> values[N];
-            for (int j = 0; j < N; j++) values[j] = load(from[j] + lane);
-            for (int i = 0; i < R; i++) {
-                Vec<T> g = load(d + i * dz_channel + lane);
-                for (int j = 0; j < N; j++) sums[i][j] += g * values[j];
-            }
-        }
-        if (whole < lanes) {
-            Vec<T> values[N];
-            for (int j = 0; j < N; j++) values[j] = load_first(from[j] + whole, lanes - whole);
-            for (int i = 0; i < R; i++) {
-                Vec<T> g = load_first(d + i * dz_channel + whole, lanes - whole);
-                for (int j = 0; j < N; j++) sums[i][j] += g * values[j];
-            }
-        }
-    }
-    sum_lanes_of_all<T, R * N>(&sums[0][0], sums_out);
-}
-
-// One convolution for blocks of a fixed number of samples.
+// One convolution for blocks of a fixed number of samples, with one kernel for all or, if it is `routed`, one for every group
+// of them. Its weights are packed with the outputs innermost.
 template <class T>
 class Convolution {
    public:
@@ -125,102 +31,242 @@ class Convolution {
           overhang_(std::max<long>(0, stage.kernel_width - 1 - stage.pad_width)),
           dz_({stage.convolved.channels, stage.used_height(), stage.used_width()}, samples, overhang_,
               std::max<long>(0, stage.in.width + stage.pad_width - stage.used_width())),
-          forward_weights_(stage.weights()),
-          backward_weights_(stage.weights()) {
-        long channels = stage.in.channels, outputs = stage.convolved.channels;
+          ways_(stage, samples) {
+        long channels = stage.in.channels, outputs = stage.convolved.channels, taps = places();
         forward_.per_column = channels;
         forward_.per_row = channels * stage.kernel_width;
         backward_.per_column = outputs;
         backward_.per_row = outputs * stage.kernel_width;
         for (long ky = 0; ky < stage.kernel_height; ky++)
             for (long kx = 0; kx < stage.kernel_width; kx++) {
-                for (long c = 0; c < channels; c++)
+                for (long c = 0; c < channels; c++) {
                     forward_.offset.push_back(int32_t(c * in_.channel + ky * in_.row + kx * in_.column));
-                for (long o = 0; o < outputs; o++)
+                    forward_.weight.push_back(int32_t((c * taps + ky * stage.kernel_width + kx) * outputs));
+                }
+                for (long o = 0; o < outputs; o++) {
+                    backward_.weight.push_back(int32_t(long(backward_.offset.size()) * whole(channels)));
                     backward_.offset.push_back(int32_t(o * dz_.channel - ky * dz_.row - kx * dz_.column));
+                }
             }
-        long taps = stage.kernel_height * stage.kernel_width;
-        // The tiles read weights as [block of rows][tap][row].
-        for_blocks(outputs, [&](long first, long rows) {
-            for (long tap = 0; tap < taps; tap++)
-                for (long c = 0; c < channels; c++)
-                    for (long i = 0; i < rows; i++)
-                        forward_source_.push_back(int32_t(((first + i) * channels + c) * taps + tap));
-        });
-        for_blocks(channels, [&](long first, long rows) {
-            for (long tap = 0; tap < taps; tap++)
-                for (long o = 0; o < outputs; o++)
-                    for (long i = 0; i < rows; i++)
-                        backward_source_.push_back(int32_t((o * channels + first + i) * taps + tap));
-        });
+        // Where channels are in rows, the tiles read weights as [block of rows][tap][row].
+        if (!ways_.forward_turned)
+            for_blocks(outputs, [&](long first, long rows) {
+                for (long tap = 0; tap < taps * channels; tap++)
+                    for (long i = 0; i < rows; i++) forward_source_.push_back(forward_.weight[size_t(tap)] + int32_t(first + i));
+            });
+        if (!ways_.backward_turned)
+            for_blocks(channels, [&](long first, long rows) {
+                for (long tap = 0; tap < taps; tap++)
+                    for (long o = 0; o < outputs; o++)
+                        for (long i = 0; i < rows; i++)
+                            backward_source_.push_back(int32_t(((first + i) * taps + tap) * outputs + o));
+            });
+        forward_weights_.resize(long(forward_source_.size()));
+        if (ways_.gradient_turned) dz_turned_.resize(stage.used_height() * stage.used_width() * samples * whole(outputs));
+        row_.resize(std::max(stage.used_width() * whole(outputs), stage.in.width * whole(channels)) * samples);
+        share_out({{0, samples, nullptr, nullptr}});
     }
 
     const MapLayout<T>& in_layout() const { return in_; }
     const MapLayout<T>& dz_layout() const { return dz_; }
 
-    // Put the weights into the order of the tiles; done once per step.
-    void pack(const T* weights, bool for_backward) {
-        for (long k = 0; k < stage_.weights(); k++) forward_weights_.data()[k] = weights[forward_source_[size_t(k)]];
-        if (!for_backward) return;
-        for (long k = 0; k < stage_.weights(); k++) backward_weights_.data()[k] = weights[backward_source_[size_t(k)]];
+    // Make the weights ready; done once per step. `weight` and `bias` say where they begin among all packed `weights`, which
+    // must stay where they are.
+    void pack(const T* weights, long weight, long bias, bool for_backward) {
+        groups_[0].weights = weights + weight;
+        groups_[0].bias = bias >= 0 ? weights + bias : nullptr;
+        pack_groups(for_backward);
+    }
+
+    // The same for groups with kernels of their own, in which the bias, if there is one, begins at `bias`.
+    void pack(const std::vector<SampleGroup<T>>& groups, long bias, bool for_backward) {
+        share_out(groups);
+        for (size_t g = 0; g < groups.size(); g++) {
+            groups_[g].weights = groups[g].kernel;
+            groups_[g].bias = bias >= 0 ? groups[g].kernel + bias : nullptr;
+            groups_[g].gradient = groups[g].share;
+            groups_[g].bias_gradient = bias >= 0 ? groups[g].share + bias : nullptr;
+        }
+        pack_groups(for_backward);
     }
 
     // Row `y` of the output for all channels: `out` is (channel 0, column 0) of that row.
-    void forward_row(Map<T> in, long y, const T* bias, Activation activation, T* out, long out_channel,
-                     bool may_overrun) const {
+    void forward_row(Map<T> in, long y, Activation activation, T* out, long out_channel, bool may_overrun) {
         const TrunkStage& s = stage_;
         long row_begin = std::max<long>(0, s.pad_height - y);
         long row_end = std::min(s.kernel_height, s.in.height + s.pad_height - y);
+        long channels = s.convolved.channels, lanes = s.used_width() * samples_;
         const T* origin = in.at(0, y - s.pad_height, -s.pad_width);
-        convolve_row<T>(forward_, forward_weights_.data(), s.convolved.channels, origin, bias, activation, out,
-                        out_channel, s.used_width() * samples_, may_overrun, [&](long first, long last) {
-                            return KernelPart{row_begin, row_end, std::max<long>(0, s.pad_width - last / samples_),
-                                              std::min(s.kernel_width, s.in.width + s.pad_width - first / samples_)};
-                        });
+        auto part_at = [&](long first, long last) {
+            return KernelPart{row_begin, row_end, std::max<long>(0, s.pad_width - last / samples_),
+                              std::min(s.kernel_width, s.in.width + s.pad_width - first / samples_)};
+        };
+        if (!ways_.forward_turned)
+            return convolve_row<T>(forward_, forward_weights_.data(), channels, origin, groups_[0].bias, activation, out,
+                                   out_channel, lanes, may_overrun, part_at);
+        for (const Group& group : groups_)
+            convolve_turned<T>(forward_, group.weights, channels, origin, group.bias, activation, row_.data(), group.out_lanes,
+                               part_at);
+        turn_row(channels, lanes, out, out_channel);
     }
 
     // Row `y` of the gradient with respect to the input; may write up to two vectors behind the row's end.
-    void backward_row(Map<T> dz, long y, T* out, long out_channel) const {
+    void backward_row(Map<T> dz, long y, T* out, long out_channel) {
         const TrunkStage& s = stage_;
         long row_begin = std::max<long>(0, y + s.pad_height - s.used_height() + 1);
         long row_end = std::min(s.kernel_height, y + s.pad_height + 1);
+        long channels = s.in.channels, lanes = s.in.width * samples_;
         const T* origin = dz.at(0, y + s.pad_height, s.pad_width);
-        convolve_row<T>(backward_, backward_weights_.data(), s.in.channels, origin, nullptr, Activation::none, out,
-                        out_channel, s.in.width * samples_, true, [&](long first, long last) {
-                            return KernelPart{row_begin, row_end,
-                                              std::max<long>(0, first / samples_ + s.pad_width - s.used_width() + 1),
-                                              std::min(s.kernel_width, last / samples_ + s.pad_width + 1)};
-                        });
+        auto part_at = [&](long first, long last) {
+            return KernelPart{row_begin, row_end, std::max<long>(0, first / samples_ + s.pad_width - s.used_width() + 1),
+                              std::min(s.kernel_width, last / samples_ + s.pad_width + 1)};
+        };
+        if (!ways_.backward_turned)
+            return convolve_row<T>(backward_, backward_weights_.data(), channels, origin, nullptr, Activation::none, out,
+                                   out_channel, lanes, true, part_at);
+        for (size_t g = 0; g < groups_.size(); g++)
+            convolve_turned<T>(backward_, backward_weights_.data() + long(g) * backward_size(), channels, origin, nullptr,
+                               Activation::none, row_.data(), groups_[g].in_lanes, part_at);
+        turn_row(channels, lanes, out, out_channel);
     }
 
-    // Adds this block's share to the gradients (in torch's order of weights).
-    void weight_gradient(Map<T> in, Map<T> dz, T* gradient, T* bias_gradient) const {
-        const TrunkStage& s = stage_;
-        long height = s.used_height(), lanes = s.used_width() * samples_, channels = s.in.channels;
-        long outputs = s.convolved.channels, taps = s.kernel_height * s.kernel_width;
+    // Adds this block's share to the gradients; groups have theirs.
+    void weight_gradient(Map<T> in, Map<T> dz, T* gradient, T* bias_gradient) {
+        if (!ways_.gradient_turned) return gradient_by_lanes(in, dz, gradient, bias_gradient);
+        long height = stage_.used_height(), lanes = stage_.used_width() * samples_, outputs = stage_.convolved.channels;
+        for (long y = 0; y < height; y++)
+            transpose<T>([&](long o) { return dz.at(o, y); }, outputs, lanes, dz_turned_.data() + y * lanes * whole(outputs),
+                         whole(outputs), true);
+        if (!ways_.routed) {
+            groups_[0].gradient = gradient;
+            groups_[0].bias_gradient = bias_gradient;
+        }
+        for (const Group& group : groups_)
+            for (long first = 0; first < outputs; first += 2 * kLanes<T>)
+                if (outputs - first > kLanes<T>)
+                    gradient_turned<2>(in, group, first);
+                else
+                    gradient_turned<1>(in, group, first);
+    }
+
+   private:
+    // Which products have the channels in vectors, and not the positions: what needs fewer vectors, or has many kernels.
+    struct Ways {
+        bool routed, forward_turned, backward_turned, gradient_turned;
+
+        Ways(const TrunkStage& s, long samples) {
+            long outputs = s.convolved.channels, lanes = s.used_width() * samples;
+            routed = s.domain.domains > 0;
+            forward_turned = routed || turned_pays(lanes, outputs, 0);
+            backward_turned = routed || turned_pays(s.in.width * samples, s.in.channels, 0);
+            gradient_turned = routed || turned_pays(lanes, outputs, double(kLaneSums) / double(s.used_height()));
+        }
+        static bool turned_pays(long lanes, long channels, double lane_sums) {
+            double by_lanes = (double(blocks_of(lanes, kLanes<T>)) + lane_sums) * double(channels);
+            return kTurnedCost * double(lanes * blocks_of(channels, kLanes<T>)) < by_lanes;
+        }
+        static constexpr double kTurnedCost = 1.1;  // a vector there is a little dearer
+        static constexpr long kLaneSums = 6;        // what summing lanes costs, in vectors, for each pair of channels
+    };
+
+    struct Group {
+        std::vector<int32_t> out_lanes, in_lanes;  // of a row of outputs, and of inputs
+        const T *weights = nullptr, *bias = nullptr;
+        T *gradient = nullptr, *bias_gradient = nullptr;
+    };
+
+    static long whole(long channels) { return round_up(channels, kLanes<T>); }
+    long places() const { return stage_.kernel_height * stage_.kernel_width; }
+    long backward_size() const { return places() * stage_.convolved.channels * whole(stage_.in.channels); }
+
+    void share_out(const std::vector<SampleGroup<T>>& groups) {
+        groups_.resize(groups.size());
+        auto fill = [&](std::vector<int32_t>& lanes, long width, const SampleGroup<T>& group) {
+            lanes.clear();
+            for (long x = 0; x < width; x++)
+                for (long j = 0; j < group.size; j++) lanes.push_back(int32_t(x * samples_ + group.first + j));
+        };
+        for (size_t g = 0; g < groups.size(); g++) {
+            fill(groups_[g].out_lanes, stage_.used_width(), groups[g]);
+            fill(groups_[g].in_lanes, stage_.in.width, groups[g]);
+        }
+    }
+
+    void pack_groups(bool for_backward) {
+        for (size_t k = 0; k < forward_source_.size(); k++)
+            forward_weights_.data()[k] = groups_[0].weights[forward_source_[k]];
+        if (!for_backward) return;
+        long channels = stage_.in.channels, outputs = stage_.convolved.channels, needed = long(groups_.size()) * backward_size();
+        if (backward_weights_.size() < needed) backward_weights_.resize(needed);
+        for (size_t k = 0; k < backward_source_.size(); k++)
+            backward_weights_.data()[k] = groups_[0].weights[backward_source_[k]];
+        for (size_t g = 0; ways_.backward_turned && g < groups_.size(); g++)
+            for (long place = 0; place < places(); place++) {
+                auto row = [&](long c) { return groups_[g].weights + (c * places() + place) * outputs; };
+                T* to = backward_weights_.data() + long(g) * backward_size() + place * outputs * whole(channels);
+                transpose<T>(row, channels, outputs, to, whole(channels), true);
+            }
+    }
+
+    void turn_row(long channels, long lanes, T* out, long out_channel) {
+        transpose<T>([&](long lane) { return row_.data() + lane * whole(channels); }, lanes, channels, out, out_channel, true);
+    }
+
+    // The rows of the kernel that meet the map in output rows from `top` to `bottom`, and for which of them.
+    template <class Body>
+    void for_kernel_rows(Map<T> in, long top, long bottom, Body&& body) const {
+        for (long ky = 0; ky < stage_.kernel_height; ky++) {
+            long y0 = std::max({top, stage_.pad_height - ky});
+            long y1 = std::min({bottom, stage_.used_height(), stage_.in.height + stage_.pad_height - ky});
+            if (y0 < y1) body(ky * forward_.per_row, y0, y1, in.at(0, y0 - stage_.pad_height, -stage_.pad_width));
+        }
+    }
+
+    // For N vectors of outputs from `first` on.
+    template <int N>
+    void gradient_turned(Map<T> in, const Group& group, long first) const {
+        long height = stage_.used_height(), outputs = stage_.convolved.channels, length = whole(outputs);
+        long dz_row = stage_.used_width() * samples_ * length;
+        const T* dz = dz_turned_.data() + first;
+        auto add = [&](T* to, const Vec<T>* sums) {
+            for (long j = 0; j < N; j++, to += kLanes<T>) store_first(to, load(to) + sums[j], outputs - first - j * kLanes<T>);
+        };
+        for_kernel_rows(in, 0, height, [&](long row, long y0, long y1, const T* origin) {
+            for_row_blocks<kTurnedRows>(forward_.per_row, [&](auto width, long tap) {
+                constexpr int R = decltype(width)::value;
+                Vec<T> sums[R][N] = {};
+                gradient_tile_turned<T, R, N>(sums, origin, forward_.offset.data() + row + tap, in.row, dz + y0 * dz_row, length,
+                                              dz_row, y1 - y0, group.out_lanes);
+                for (int i = 0; i < R; i++) add(group.gradient + forward_.weight[size_t(row + tap + i)] + first, sums[i]);
+            });
+        });
+        if (!group.bias_gradient) return;
+        Vec<T> sums[N] = {};
+        for (long y = 0; y < height; y++)
+            for (int32_t lane : group.out_lanes)
+                for (int j = 0; j < N; j++) sums[j] += load(dz + y * dz_row + lane * length + j * kLanes<T>);
+        add(group.bias_gradient + first, sums);
+    }
+
+    void gradient_by_lanes(Map<T> in, Map<T> dz, T* gradient, T* bias_gradient) const {
+        long height = stage_.used_height(), lanes = stage_.used_width() * samples_, outputs = stage_.convolved.channels;
         long chunk = std::max<long>(1, kGradientChunkBytes / long(sizeof(T)) / (kGradientRows * lanes));
         chunk = (height + blocks_of(height, chunk) - 1) / blocks_of(height, chunk);
         for (long top = 0; top < height; top += chunk)
             for_row_blocks<kGradientRows>(outputs, [&](auto rows, long first_output) {
                 constexpr int R = decltype(rows)::value;
-                for (long ky = 0; ky < s.kernel_height; ky++) {
-                    long y0 = std::max({top, s.pad_height - ky});
-                    long y1 = std::min({top + chunk, height, s.in.height + s.pad_height - ky});
-                    if (y0 >= y1) continue;
-                    const T* origin = in.at(0, y0 - s.pad_height, -s.pad_width);
+                for_kernel_rows(in, top, top + chunk, [&](long row, long y0, long y1, const T* origin) {
                     for_row_blocks<kGradientTaps>(forward_.per_row, [&](auto width, long first) {
                         constexpr int N = decltype(width)::value;
-                        long tap = ky * forward_.per_row + first;
                         T sums[round_up(R * N, kLanes<T>)];
                         gradient_tile<T, R, N>(dz.at(first_output, y0), dz.channel, dz.row, origin,
-                                               forward_.offset.data() + tap, in.row, y1 - y0, lanes, sums);
+                                               forward_.offset.data() + row + first, in.row, y1 - y0, lanes, sums);
                         for (int j = 0; j < N; j++) {
-                            long place = (tap + j) / channels, c = (tap + j) % channels;
-                            for (int i = 0; i < R; i++)
-                                gradient[((first_output + i) * channels + c) * taps + place] += sums[i * N + j];
+                            T* to = gradient + forward_.weight[size_t(row + first + j)] + first_output;
+                            for (int i = 0; i < R; i++) to[i] += sums[i * N + j];
                         }
                     });
-                }
+                });
             });
         if (!bias_gradient) return;
         for (long o = 0; o < outputs; o++) {
@@ -238,7 +284,6 @@ class Convolution {
         }
     }
 
-   private:
     template <class Body>
     static void for_blocks(long rows, Body&& body) {
         int blocks = blocks_of(rows, kChannelRows);
@@ -253,9 +298,12 @@ class Convolution {
     MapLayout<T> in_;
     long overhang_;
     MapLayout<T> dz_;
+    Ways ways_;
     TapTable<T> forward_, backward_;
+    std::vector<Group> groups_;
     std::vector<int32_t> forward_source_, backward_source_;  // where each packed weight comes from
     Buffer<T> forward_weights_, backward_weights_;
+    Buffer<T> row_, dz_turned_;  // [position][channel]: of one row of a map, and of a whole one
 };
 
 }  // namespace coterie

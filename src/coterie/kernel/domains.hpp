@@ -88,26 +88,29 @@ class DomainKernels {
         for (long d : present_) std::memset(share(d), 0, size_t(block_) * sizeof(T));
     }
 
-    // From shares of K[d] to the gradients of U and the scale, added to `total`, which begins with U.
-    void share_with_common(const T* weights, T* total) {
-        for (long d : present_) {
-            add_scaled(share(d), T(1), total, block_);
-            total[scale_ - common_] += product(share(d), added(d, weights));
+    // From shares of K[d] to the gradients of U and of the scale, added to `total`, which begins with U; and the update of
+    // all V[e]. What is read more than once stays in the cache.
+    void share_with_all(const T* weights, T* total, Optimiser<T>& optimiser) {
+        const T scale = weights[scale_];
+        Vec<T> scale_gradient{};
+        for (long first = 0; first < block_; first += kChunk) {
+            long count = std::min(kChunk, block_ - first);
+            for (long d : present_) {
+                const T *from = share(d) + first, *met = added(d, weights) + first;
+                for (long i = 0; i < count; i += kLanes<T>) {
+                    store(total + first + i, load(total + first + i) + load(from + i));
+                    scale_gradient += load(from + i) * load(met + i);
+                }
+            }
+            update_residuals(first, count, scale, optimiser);
         }
+        total[scale_ - common_] += sum_lanes<T>(scale_gradient);
     }
 
-    // The update of all V[e] from shares that count `factor` times; what is read more than once stays in the cache.
+    // The update of all V[e] from shares that count `factor` times.
     void update_residuals(T factor, Optimiser<T>& optimiser) {
         for (long first = 0; first < block_; first += kChunk)
-            for (long e = 0; e < domains_; e++) {
-                if (!mix_ && is_idle(e, optimiser)) continue;
-                long count = std::min(kChunk, block_ - first);
-                T gradient[kChunk] = {};
-                for (long d : present_)
-                    if (T weight = mix_ ? mix_[d * domains_ + e] : T(d == e); weight != 0)
-                        add_scaled(share(d) + first, factor * weight, gradient, count);
-                optimiser.update_all(residual(e) + first, gradient, count);
-            }
+            update_residuals(first, std::min(kChunk, block_ - first), factor, optimiser);
     }
 
     // The same for domains that do not occur, without A: momentum goes on, and weights decay.
@@ -131,10 +134,15 @@ class DomainKernels {
         for (long i = 0; i < count; i++) to[i] += factor * values[i];
     }
 
-    T product(const T* one, const T* other) const {
-        Vec<T> sum{};
-        for (long i = 0; i < block_; i += kLanes<T>) sum += load(one + i) * load(other + i);
-        return sum_lanes<T>(sum);
+    void update_residuals(long first, long count, T factor, Optimiser<T>& optimiser) {
+        for (long e = 0; e < domains_; e++) {
+            if (!mix_ && is_idle(e, optimiser)) continue;
+            T gradient[kChunk] = {};
+            for (long d : present_)
+                if (T weight = mix_ ? mix_[d * domains_ + e] : T(d == e); weight != 0)
+                    add_scaled(share(d) + first, factor * weight, gradient, count);
+            optimiser.update_all(residual(e) + first, gradient, count);
+        }
     }
 
     long domains_, common_, residual_, scale_, block_;

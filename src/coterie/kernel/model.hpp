@@ -126,7 +126,7 @@ class Model {
             if (new_size) part.begin_step(weights, keep, to_input);
             long place = keep ? block : 0;  // without a way back one place serves all blocks
             gather_map(inputs, order + first, size, part.input(place));
-            part.forward(place, weights, routed_ ? routed_->values(first) : head_.input_map(shape, first));
+            part.forward(place, routed_ ? routed_->values(first) : head_.input_map(shape, first));
         });
         if (routed_) routed_->forward(inputs, order, samples, weights, keep, head_.input_map(shape, 0));
     }

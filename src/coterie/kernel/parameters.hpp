@@ -1,7 +1,7 @@
 // Between the caller's flat vector (torch's order) and the order the kernel trains in.
 //
-// Linear weights are packed in panels (linear.hpp), everything else keeps its order; every tensor is padded to whole
-// vectors, so that an update never has a tail. What belongs to a weight (momentum, anchor, correction) is packed alike,
+// Linear weights are packed in panels (linear.hpp), those of convolutions have the outputs innermost; every tensor is padded
+// to whole vectors, so that an update never has a tail. What belongs to a weight (momentum, anchor, correction) is packed alike,
 // and so are the residuals of domains.
 #pragma once
 
@@ -18,11 +18,12 @@ class Parameters {
     explicit Parameters(const Network& net) {
         for (const TrunkStage& stage : net.trunk) {
             if (!stage.convolves) continue;
-            add_layer(stage.weight, stage.bias, stage.domain, stage.weights(), stage.convolved.channels, {0, 0});
+            add_layer(stage.weight, stage.bias, stage.domain, stage.weights(), stage.convolved.channels,
+                      {{0, 0}, stage.taps(), stage.convolved.channels});
         }
         for (const HeadStage& stage : net.head)
             add_layer(stage.weight, stage.bias, stage.domain, stage.inputs * stage.outputs, stage.outputs,
-                      {stage.inputs, stage.outputs});
+                      {{stage.inputs, stage.outputs}});
     }
 
     long size() const { return size_; }
@@ -38,12 +39,15 @@ class Parameters {
         for (const Entry& entry : entries_) {
             const T* from = flat + entry.flat;
             T* to = packed + entry.packed;
-            if (!entry.linear)
+            const Shape& shape = entry.shape;
+            if (shape.is_plain())
                 std::memcpy(to, from, size_t(entry.count) * sizeof(T));
+            else if (shape.taps)
+                transpose<T>([&](long o) { return from + o * shape.taps; }, shape.outputs, shape.taps, to, shape.outputs);
             else
-                for_panels(entry, [&](long first, long outputs, long start, long width) {
-                    auto row = [&](long o) { return from + (first + o) * entry.shape.inputs; };
-                    transpose<T>(row, outputs, entry.shape.inputs, to + start, width);
+                for_panels(shape.linear, [&](long first, long outputs, long start, long width) {
+                    auto row = [&](long o) { return from + (first + o) * shape.linear.inputs; };
+                    transpose<T>(row, outputs, shape.linear.inputs, to + start, width);
                 });
         }
     }
@@ -52,26 +56,36 @@ class Parameters {
         for (const Entry& entry : entries_) {
             const T* from = packed + entry.packed;
             T* to = flat + entry.flat;
-            if (!entry.linear)
+            const Shape& shape = entry.shape;
+            if (shape.is_plain())
                 std::memcpy(to, from, size_t(entry.count) * sizeof(T));
+            else if (shape.taps)
+                transpose<T>([&](long k) { return from + k * shape.outputs; }, shape.taps, shape.outputs, to, shape.taps);
             else
-                for_panels(entry, [&](long first, long outputs, long start, long width) {
+                for_panels(shape.linear, [&](long first, long outputs, long start, long width) {
                     auto row = [&](long k) { return from + start + k * width; };
-                    transpose<T>(row, entry.shape.inputs, outputs, to + first * entry.shape.inputs, entry.shape.inputs);
+                    transpose<T>(row, shape.linear.inputs, outputs, to + first * shape.linear.inputs, shape.linear.inputs);
                 });
         }
     }
 
    private:
-    struct Entry {
-        long flat, packed, count;
-        bool linear;
-        PackedLinear<T> shape;
+    // Of a weight: one of these, or neither.
+    struct Shape {
+        PackedLinear<T> linear{0, 0};
+        long taps = 0, outputs = 0;  // of a convolution
+
+        bool is_plain() const { return linear.outputs == 0 && taps == 0; }
     };
 
-    // Weight and bias, then those of every domain, then the scale; `shape` has outputs for a linear layer.
+    struct Entry {
+        long flat, packed, count;
+        Shape shape;
+    };
+
+    // Weight and bias, then those of every domain, then the scale.
     void add_layer(const Parameter& weight, const Parameter& bias, const DomainPart& domain, long weights, long outputs,
-                   const PackedLinear<T>& shape) {
+                   const Shape& shape) {
         add_weight(weight.offset, weights, shape);
         if (bias.present()) add_plain(bias.offset, outputs);
         long length = weights + (bias.present() ? outputs : 0);
@@ -82,20 +96,15 @@ class Parameters {
         if (domain.domains) add_plain(domain.scale.offset, 1);
     }
 
-    void add_weight(long offset, long count, const PackedLinear<T>& shape) {
-        if (!shape.outputs) return add_plain(offset, count);
-        entries_.push_back({offset, size_, count, true, shape});
-        size_ += shape.size();
+    void add_weight(long offset, long count, const Shape& shape) {
+        entries_.push_back({offset, size_, count, shape});
+        size_ += shape.linear.outputs ? shape.linear.size() : round_up(count, kLanes<T>);
     }
 
-    void add_plain(long offset, long count) {
-        entries_.push_back({offset, size_, count, false, {0, 0}});
-        size_ += round_up(count, kLanes<T>);
-    }
+    void add_plain(long offset, long count) { add_weight(offset, count, {}); }
 
     template <class Body>
-    static void for_panels(const Entry& entry, Body&& body) {
-        const PackedLinear<T>& shape = entry.shape;
+    static void for_panels(const PackedLinear<T>& shape, Body&& body) {
         for (long p = 0; p < shape.panels(); p++) {
             long first = p * shape.kPanel;
             body(first, std::min<long>(shape.kPanel, shape.outputs - first), shape.start(p),

@@ -1,5 +1,5 @@
-// A last convolution with kernels for domains (domains.hpp): every run of a batch is computed by a trunk of this one stage
-// with the kernel of its domain for weights.
+// A last convolution with kernels for domains (domains.hpp), computed by trunks of this one stage: a block of samples of one
+// domain has the kernel of its domain for weights, a mixed one a kernel for every run.
 #pragma once
 
 #include <map>
@@ -17,7 +17,8 @@ class Routed {
    public:
     Routed(const Network& net, const Parameters<T>& parameters, long batch)
         : stage_(net.trunk.back()),
-          alone_(one_stage(stage_)),
+          alone_(one_stage(stage_, {})),
+          mixed_(one_stage(stage_, stage_.domain)),
           own_(alone_),
           kernels_(stage_.domain, stage_.weight, net.mix, parameters),
           layout_(stage_.in, round_up(batch, kLanes<T>), 0, 0),
@@ -34,14 +35,12 @@ class Routed {
         kernels_.begin_step(weights, runs_);
         kernels_.merge(weights);
         if (keep) kernels_.clear_shares();
-        places_.clear();
-        std::map<long, long> seen;
-        for (const Run& run : runs_) {
-            Trunk<T>& part = part_of(run);
-            places_.push_back(keep ? seen[run.size]++ : 0);
-            part.begin_step(kernels_.kernel(run.domain), false);
-            copy(values(run.first), part.input(places_.back()), run.size);
-            part.forward(places_.back(), kernels_.kernel(run.domain), from(out, run.first));
+        for (auto& [key, part] : parts_) part.packed = nullptr;
+        make_blocks(keep);
+        for (const Block& block : blocks_) {
+            Trunk<T>& part = part_for(block, keep);
+            copy(values(block.first), part.input(block.place), block.size);
+            part.forward(block.place, from(out, block.first));
         }
     }
 
@@ -49,16 +48,14 @@ class Routed {
     // fills `gradient` if somebody wants it.
     void backward(const T* weights, Map<T> out_gradient, Map<T> out_value, T* total, Optimiser<T>& optimiser,
                   bool to_input) {
-        for (size_t i = 0; i < runs_.size(); i++) {
-            const Run& run = runs_[i];
-            // parts are few, so that they stay in the cache: another domain may have used this one since
-            if (to_input) part_of(run).begin_step(kernels_.kernel(run.domain), true, true);
-            Map<T> back = part_of(run).backward(places_[i], from(out_gradient, run.first), from(out_value, run.first),
-                                                kernels_.share(run.domain), to_input);
-            if (to_input) copy(back, gradient(run.first), run.size);
+        // from the end: what was packed last need not be packed again
+        for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
+            Map<T> back = part_for(*block, to_input)
+                              .backward(block->place, from(out_gradient, block->first), from(out_value, block->first),
+                                        block->groups[0].share, to_input);
+            if (to_input) copy(back, gradient(block->first), block->size);
         }
-        kernels_.share_with_common(weights, total + kernels_.common());
-        kernels_.update_residuals(weights[kernels_.scale()], optimiser);
+        kernels_.share_with_all(weights, total + kernels_.common(), optimiser);
     }
 
     // Where the residuals lie in the packed order: from here to there.
@@ -66,8 +63,8 @@ class Routed {
     long residuals_end() const { return kernels_.scale(); }
 
    private:
-    static Network one_stage(TrunkStage stage) {
-        stage.domain = {};
+    static Network one_stage(TrunkStage stage, const DomainPart& domain) {
+        stage.domain = domain;
         stage.weight.offset = 0;
         if (stage.bias.present()) stage.bias.offset = stage.weights();
         return {stage.in, {stage}, {}, Loss::cross_entropy, nullptr};
@@ -79,24 +76,64 @@ class Routed {
         for (long c = 0; c < stage_.in.channels; c++)
             for (long y = 0; y < stage_.in.height; y++)
                 for (long x = 0; x < stage_.in.width; x++)
-                    store_first(target.at(c, y, x), load(source.at(c, y, x)), samples);
+                    for (long j = 0; j < samples; j += kLanes<T>)
+                        store_first(target.at(c, y, x) + j, load(source.at(c, y, x) + j), samples - j);
     }
 
-    Trunk<T>& part_of(const Run& run) {
-        std::unique_ptr<Trunk<T>>& slot = parts_[run.size];
-        if (!slot) slot = std::make_unique<Trunk<T>>(alone_, own_, run.size);
-        return *slot;
+    struct Block {
+        long first, size, place;  // and where its part keeps what the way back needs
+        std::vector<SampleGroup<T>> groups;
+    };
+
+    struct Part {
+        std::unique_ptr<Trunk<T>> trunk;
+        const void* packed = nullptr;  // whose weights it has ready in this step
+    };
+
+    // Runs share a block where channels fill vectors, as a block of many kernels has them there (tiles.hpp).
+    void make_blocks(bool keep) {
+        long most = fills_vectors(stage_.in.channels) && fills_vectors(stage_.convolved.channels) ? 2 * kLanes<T> : 0;
+        blocks_.clear();
+        for (const Run& run : runs_) {
+            const T* kernel = kernels_.kernel(run.domain);
+            if (blocks_.empty() || blocks_.back().size + run.size > most || blocks_.back().groups.back().kernel == kernel)
+                blocks_.push_back({run.first, 0, 0, {}});
+            Block& block = blocks_.back();
+            block.groups.push_back({block.size, run.size, kernel, keep ? kernels_.share(run.domain) : nullptr});
+            block.size += run.size;
+        }
+        std::map<std::pair<long, bool>, long> seen;
+        for (Block& block : blocks_)
+            if (keep) block.place = seen[{block.size, block.groups.size() > 1}]++;
+    }
+
+    static bool fills_vectors(long channels) { return 3 * channels >= 2 * round_up(channels, kLanes<T>); }
+
+    // Parts are few, so that they stay in the cache: another block may have used this one since.
+    Trunk<T>& part_for(const Block& block, bool for_backward) {
+        bool is_mixed = block.groups.size() > 1;
+        Part& part = parts_[{block.size, is_mixed}];
+        if (!part.trunk) part.trunk = std::make_unique<Trunk<T>>(is_mixed ? mixed_ : alone_, own_, block.size);
+        const void* name = is_mixed ? static_cast<const void*>(&block) : block.groups[0].kernel;
+        if (part.packed != name) {
+            if (is_mixed)
+                part.trunk->begin_step(block.groups, for_backward);
+            else
+                part.trunk->begin_step(block.groups[0].kernel, for_backward, true);
+        }
+        part.packed = name;
+        return *part.trunk;
     }
 
     TrunkStage stage_;
-    Network alone_;      // this stage as a network of its own, without domains
-    Parameters<T> own_;  // which packs its weights as a block of `kernels_`
+    Network alone_, mixed_;  // this stage as a network of its own, for one domain and for many
+    Parameters<T> own_;      // which packs the weights of `alone_` as a block of `kernels_`
     DomainKernels<T> kernels_;
     MapLayout<T> layout_;
     Buffer<T> values_, gradient_;
-    std::vector<Run> runs_;     // of the present batch
-    std::vector<long> places_;  // where the part of each run keeps what the way back needs
-    std::map<long, std::unique_ptr<Trunk<T>>> parts_;  // by number of samples
+    std::vector<Run> runs_;  // of the present batch
+    std::vector<Block> blocks_;
+    std::map<std::pair<long, bool>, Part> parts_;  // by number of samples, and whether they are mixed
 };
 
 }  // namespace coterie

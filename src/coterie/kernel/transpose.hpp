@@ -68,24 +68,25 @@ COTERIE_INLINE void sum_lanes_of_all(Vec<T>* vectors, T* sums) {
     }
 }
 
-// to[k * step + j] = row(j)[k] for j < rows and k < count; touches nothing else on either side.
+// to[k * step + j] = row(j)[k] for j < rows and k < count; touches nothing else on either side, but for reading whole vectors
+// where it may.
 template <class T, class Row>
-void transpose(Row&& row, long rows, long count, T* to, long step) {
+void transpose(Row&& row, long rows, long count, T* to, long step, bool may_overread = false) {
     constexpr int L = kLanes<T>;
     for (long j = 0; j < rows; j += L) {
         const T* from[L];
         for (int i = 0; i < L; i++) from[i] = row(std::min(j + i, rows - 1));
-        if (count < L) {
+        if (count < L && !may_overread) {
             for (long k = 0; k < count; k++)
                 for (long i = 0; i < std::min<long>(L, rows - j); i++) to[k * step + j + i] = from[i][k];
             continue;
         }
         for (long next = 0; next < count; next += L) {
-            long k = std::min(next, count - L);  // the last square overlaps the one before it
+            long k = std::max<long>(0, std::min(next, count - L));  // the last square overlaps the one before it
             Vec<T> square[L];
             for (int i = 0; i < L; i++) square[i] = load(from[i] + k);
             transpose_square<T>(square);
-            for (int i = 0; i < L; i++) store_first(to + (k + i) * step + j, square[i], rows - j);
+            for (int i = 0; i < std::min<long>(L, count); i++) store_first(to + (k + i) * step + j, square[i], rows - j);
         }
     }
 }

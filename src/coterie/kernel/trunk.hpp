@@ -33,8 +33,13 @@ class Trunk {
     // Once per step, as the weights have changed.
     void begin_step(const T* weights, bool for_backward, bool to_input = false) {
         for (long i = 0; i < long(stages_.size()); i++)
-            if (stages_[i].shape.convolves)
-                stages_[i].convolution->pack(weights + stages_[i].weight, for_backward && (to_input || i > lowest_));
+            if (Stage& stage = stages_[i]; stage.shape.convolves)
+                stage.convolution->pack(weights, stage.weight, stage.bias, for_backward && (to_input || i > lowest_));
+    }
+
+    // The same for one stage with domains: every group of samples has its kernel.
+    void begin_step(const std::vector<SampleGroup<T>>& groups, bool for_backward) {
+        stages_[0].convolution->pack(groups, stages_[0].bias, for_backward);
     }
 
     // The first map of block `block`, to be filled before `forward`.
@@ -49,12 +54,12 @@ class Trunk {
         return stages_[0].in.view(kept_[block].inputs[0].data());
     }
 
-    void forward(long block, const T* weights, Map<T> out) {
+    void forward(long block, Map<T> out) {
         for (size_t i = 0; i < stages_.size(); i++) {
             Stage& stage = stages_[i];
             bool last = i + 1 == stages_.size();
             Map<T> to = last ? out : stages_[i + 1].in.view(kept_[block].inputs[i + 1].data());
-            forward_stage(stage, stage.in.view(kept_[block].inputs[i].data()), kept_[block].winners[i].data(), weights, to);
+            forward_stage(stage, stage.in.view(kept_[block].inputs[i].data()), kept_[block].winners[i].data(), to);
         }
     }
 
@@ -136,9 +141,8 @@ class Trunk {
         std::vector<Buffer<uint8_t>> winners;
     };
 
-    void forward_stage(Stage& stage, Map<T> in, uint8_t* winners, const T* weights, Map<T> out) {
+    void forward_stage(Stage& stage, Map<T> in, uint8_t* winners, Map<T> out) {
         const TrunkStage& s = stage.shape;
-        const T* bias = stage.bias >= 0 ? weights + stage.bias : nullptr;
         Activation before = s.pools && !s.activate_before_pool ? Activation::none : s.activation;
         Activation after = s.pools && !s.activate_before_pool ? s.activation : Activation::none;
         long strip_row = stage.strip_row(), channels = s.convolved.channels;
@@ -147,7 +151,7 @@ class Trunk {
             if (s.pools) {
                 if (s.convolves)
                     for (long r = 0; r < 2; r++)
-                        stage.convolution->forward_row(in, 2 * y + r, bias, before, strip + r * strip_row, 2 * strip_row, true);
+                        stage.convolution->forward_row(in, 2 * y + r, before, strip + r * strip_row, 2 * strip_row, true);
                 for (long c = 0; c < channels; c++) {
                     const T* upper = s.convolves ? strip + 2 * c * strip_row : in.at(c, 2 * y);
                     const T* lower = s.convolves ? upper + strip_row : in.at(c, 2 * y + 1);
@@ -155,9 +159,9 @@ class Trunk {
                                 winners + c * stage.winners_channel() + y * stage.winners_row());
                 }
             } else if (s.convolves && out.column == samples_) {
-                stage.convolution->forward_row(in, y, bias, before, out.at(0, y), out.channel, false);
+                stage.convolution->forward_row(in, y, before, out.at(0, y), out.channel, false);
             } else {
-                if (s.convolves) stage.convolution->forward_row(in, y, bias, before, strip, strip_row, true);
+                if (s.convolves) stage.convolution->forward_row(in, y, before, strip, strip_row, true);
                 for (long c = 0; c < channels; c++)
                     copy_row(s.convolves ? strip + c * strip_row : in.at(c, y), s.out.width,
                              s.convolves ? Activation::none : before, out.at(c, y), out.column);
