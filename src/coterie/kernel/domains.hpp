@@ -50,6 +50,13 @@ class DomainKernels {
     long residual(long domain) const { return residual_ + domain * block_; }
     long scale() const { return scale_; }
 
+    // Calls `body(lender, weight)` for every V that a domain borrows from.
+    template <class Body>
+    COTERIE_INLINE void for_lenders(long domain, Body&& body) const {
+        if (!mix_) return body(domain, T(1));
+        for (long e = 0; e < domains_; e++) body(e, mix_[domain * domains_ + e]);
+    }
+
     // What is scaled and added to U for a domain that occurs.
     const T* added(long domain, const T* weights) const {
         return mix_ ? mixed_.data() + domain * block_ : weights + residual(domain);

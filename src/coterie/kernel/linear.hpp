@@ -143,9 +143,7 @@ void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T
             const T* left = x.data + row * x.feature_step;
             multiply_add<T>(sums, samples, [&](int i, long k) { return left[i * x.feature_step + k]; }, right);
         }
-        for (int i = 0; i < kInputRows; i++)
-            for (int j = 0; j < N; j++)
-                updater.template update<kind>(offset + at + i * kWidth + j * kLanes<T>, sums[i][j]);
+        updater.template update<kind>(offset + at, sums);
     }
 }
 
@@ -170,9 +168,10 @@ template <class T>
 struct Adder {
     T* sums;
 
-    template <UpdateKind>
-    COTERIE_INLINE void update(long at, Vec<T> gradient) {
-        store(sums + at, load(sums + at) + gradient);
+    template <UpdateKind, int R, int N>
+    COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < N; j++, at += kLanes<T>) store(sums + at, load(sums + at) + gradient[i][j]);
     }
     template <class Body>
     void with_kind(Body&& body) {
@@ -204,15 +203,14 @@ void linear_to_input(const PackedLinear<T>& layer, const T* weights, const T* tu
 }
 
 // db[outputs] = sum over samples dz[sample][outputs], then the update.
-template <class T>
-void bias_backward(const PackedLinear<T>& layer, const T* dz, long samples, Optimiser<T>& optimiser, long offset,
-                   T* gradient) {
+template <class T, class Updater>
+void bias_backward(const PackedLinear<T>& layer, const T* dz, long samples, Updater& updater, long offset, T* gradient) {
     for (long column = 0; column < layer.row_length(); column += kLanes<T>) {
         Vec<T> sum{};
         for (long j = 0; j < samples; j++) sum += load(dz + j * layer.row_length() + column);
         store(gradient + column, sum);
     }
-    optimiser.update_all(offset, gradient, layer.row_length());
+    updater.update_all(offset, gradient, layer.row_length());
 }
 
 }  // namespace coterie

@@ -87,6 +87,13 @@ class Optimiser {
         }
     }
 
+    // Neighbouring vectors.
+    template <UpdateKind kind, int R, int N>
+    COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < N; j++, at += kLanes<T>) update<kind>(at, gradient[i][j]);
+    }
+
     // The whole tensor at `at` from its gradient; `count` is a multiple of the vector length.
     void update_all(long at, const T* gradient, long count) {
         auto run = [&](auto kind) {

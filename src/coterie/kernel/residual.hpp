@@ -3,7 +3,8 @@
 //
 //   z = x U^T + scale * r,   r = x (A V)[domain]^T
 //
-// Nothing is merged: every V is then read once on the way up, and read and updated once on the way down.
+// Nothing is merged: every V is then read once on the way up, and read and updated once on the way down. A batch of one
+// domain alone is cheaper with its merged kernel, from whose gradient all are updated at once.
 #pragma once
 
 #include <vector>
@@ -13,6 +14,47 @@
 #include "transpose.hpp"
 
 namespace coterie {
+
+// Takes the gradient of the merged kernel of one domain, and updates U and the residuals with it.
+template <class T>
+struct JointUpdate {
+    Optimiser<T>& optimiser;
+    DomainKernels<T>& kernels;
+    long domain;
+    const T* weights;
+    const T* real;  // zero where a packed position holds no weight
+    T scale;
+    Vec<T> scale_gradient{};
+
+    template <UpdateKind kind, int R, int N>
+    COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
+        const T *met = kernels.added(domain, weights) + at, *is_real = real + at;
+        Vec<T> dot = scale_gradient;
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < N; j++, met += kLanes<T>, is_real += kLanes<T>)
+                dot += load(is_real) != 0 ? gradient[i][j] * load(met) : Vec<T>{};
+        scale_gradient = dot;
+        optimiser.template update<kind>(kernels.common() + at, gradient);
+        kernels.for_lenders(domain, [&](long lender, T weight) {
+            Vec<T> scaled[R][N];
+            for (int i = 0; i < R; i++)
+                for (int j = 0; j < N; j++) scaled[i][j] = scale * weight * gradient[i][j];
+            optimiser.template update<kind>(kernels.residual(lender) + at, scaled);
+        });
+    }
+    template <class Body>
+    void with_kind(Body&& body) {
+        optimiser.with_kind(body);
+    }
+    void update_all(long at, const T* gradient, long count) {
+        with_kind([&](auto kind) {
+            for (long i = 0; i < count; i += kLanes<T>) {
+                Vec<T> one[1][1] = {{load(gradient + i)}};
+                update<decltype(kind)::value>(at + i, one);
+            }
+        });
+    }
+};
 
 template <class T>
 class ResidualLinear {
@@ -27,12 +69,22 @@ class ResidualLinear {
           residue_(batch * shape.row_length()),
           turned_(round_up(shape.outputs, kInputRows) * stride),
           dx_(shape.rows() * stride),
-          bias_gradient_(shape.row_length()) {}
+          bias_gradient_(shape.row_length()),
+          real_(kernels_.block()) {
+        for (long o = 0; o < shape.outputs; o++) {
+            for (long i = 0; i < shape.inputs; i++) real_.data()[shape.position(o, i)] = T(1);
+            if (bias >= 0) real_.data()[bias + o] = T(1);
+        }
+    }
 
     void forward(Rows<T> x, const T* weights, T* z, const int64_t* domains, const int64_t* order, long samples,
                  Activation activation) {
         runs_ = runs_of(domains, order, samples, samples);
         kernels_.begin_step(weights, runs_);
+        if (is_merged()) {
+            kernels_.merge(weights);
+            return product(x, kernels_.kernel(kernels_.present()[0]), z, samples, activation);
+        }
         product(x, weights + kernels_.common(), z, samples);
         for (const Run& run : runs_)
             product(x.from(run.first), kernels_.added(run.domain, weights), row(residue_.data(), run), run.size);
@@ -43,6 +95,7 @@ class ResidualLinear {
 
     // `dz` [sample][output], also `turned` as [output][sample]; `dz` is scaled on the way. `dx` may be null.
     void backward(Rows<T> x, const T* weights, T* dz, const T* turned, T* dx, long samples, Optimiser<T>& optimiser) {
+        if (is_merged()) return backward_merged(x, weights, dz, turned, dx, samples, optimiser);
         const T scale = weights[kernels_.scale()], scale_gradient = dot_residue(dz, samples);
         linear_backward<T>(shape_, x, weights + kernels_.common(), dz, turned, dx, stride_, samples, optimiser,
                            kernels_.common());
@@ -53,15 +106,31 @@ class ResidualLinear {
             update_in_passing(x, weights, dz, dx, optimiser);
         else
             update_from_shares(x, weights, dz, dx, optimiser);
-        T lanes[kLanes<T>] = {scale_gradient};
-        optimiser.update_all(kernels_.scale(), lanes, kLanes<T>);
+        update_scale(scale_gradient, optimiser);
     }
 
    private:
+    bool is_merged() const { return kernels_.present().size() == 1; }
+
+    void backward_merged(Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx, long samples,
+                         Optimiser<T>& optimiser) {
+        long domain = kernels_.present()[0];
+        JointUpdate<T> joint{optimiser, kernels_, domain, weights, real_.data(), weights[kernels_.scale()]};
+        linear_backward<T>(shape_, x, kernels_.kernel(domain), dz, turned, dx, stride_, samples, joint, 0);
+        if (bias_ >= 0) bias_backward<T>(shape_, dz, samples, joint, bias_, bias_gradient_.data());
+        if (!kernels_.mixes()) kernels_.update_absent(optimiser);
+        update_scale(sum_lanes<T>(joint.scale_gradient), optimiser);
+    }
+
+    void update_scale(T gradient, Optimiser<T>& optimiser) const {
+        T lanes[kLanes<T>] = {gradient};
+        optimiser.update_all(kernels_.scale(), lanes, kLanes<T>);
+    }
+
     T* row(T* rows, const Run& run) const { return rows + run.first * shape_.row_length(); }
 
-    void product(Rows<T> x, const T* weights, T* out, long samples) const {
-        linear_forward<T>(shape_, x, weights, bias_ >= 0 ? weights + bias_ : nullptr, out, samples, Activation::none);
+    void product(Rows<T> x, const T* weights, T* out, long samples, Activation activation = Activation::none) const {
+        linear_forward<T>(shape_, x, weights, bias_ >= 0 ? weights + bias_ : nullptr, out, samples, activation);
     }
 
     void update_bias(const T* dz, long samples, Optimiser<T>& optimiser, long block) {
@@ -128,6 +197,7 @@ class ResidualLinear {
     Buffer<T> residue_;         // r of the last forward
     Buffer<T> turned_, dx_;     // of one run
     Buffer<T> bias_gradient_;
+    Buffer<T> real_;            // one where a packed position holds a weight, zero elsewhere
 };
 
 }  // namespace coterie
