@@ -83,9 +83,12 @@ class DomainKernels {
     // K[d] of the domains that occur.
     void merge(const T* weights) {
         if (!kernels_.size()) kernels_.resize(domains_ * block_);
+        const T* common = weights + common_;
+        const T scale = weights[scale_];
         for (long d : present_) {
             const T* from = added(d, weights);
-            for (long i = 0; i < block_; i++) kernel(d)[i] = weights[common_ + i] + weights[scale_] * from[i];
+            T* to = kernel(d);
+            for (long i = 0; i < block_; i += kLanes<T>) store(to + i, load(common + i) + scale * load(from + i));
         }
     }
 
