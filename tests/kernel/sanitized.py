@@ -51,6 +51,17 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
         ),
         (1, 13, 13),
     ),
+    (
+        # channels fill vectors, so that short runs share a block
+        fedcg(
+            nn.Sequential(
+                *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 15, 3, padding=1), nn.ReLU()),
+                *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(60, 2)),
+            ),
+            domains=4,
+        ),
+        (1, 13, 13),
+    ),
 ]  # fmt: skip
 
 

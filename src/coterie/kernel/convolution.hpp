@@ -10,11 +10,12 @@
 
 namespace coterie {
 
-// Samples of a block, neighbours, with a kernel of their own: its packed weights and bias, and where its gradient is added up.
+// Samples of a block, neighbours, with a kernel of their own: its packed weights and bias, its weights for the way back, and
+// where its gradient is added up (both null where there is no way back).
 template <class T>
 struct SampleGroup {
     long first, size;
-    const T* kernel;
+    const T *kernel, *backward;
     T* share;
 };
 
@@ -32,7 +33,8 @@ class Convolution {
           dz_({stage.convolved.channels, stage.used_height(), stage.used_width()}, samples, overhang_,
               std::max<long>(0, stage.in.width + stage.pad_width - stage.used_width())),
           ways_(stage, samples) {
-        long channels = stage.in.channels, outputs = stage.convolved.channels, taps = places();
+        long channels = stage.in.channels, outputs = stage.convolved.channels;
+        long taps = stage.kernel_height * stage.kernel_width;
         forward_.per_column = channels;
         forward_.per_row = channels * stage.kernel_width;
         backward_.per_column = outputs;
@@ -64,7 +66,7 @@ class Convolution {
         forward_weights_.resize(long(forward_source_.size()));
         if (ways_.gradient_turned) dz_turned_.resize(stage.used_height() * stage.used_width() * samples * whole(outputs));
         row_.resize(std::max(stage.used_width() * whole(outputs), stage.in.width * whole(channels)) * samples);
-        share_out({{0, samples, nullptr, nullptr}});
+        share_out({{0, samples, nullptr, nullptr, nullptr}});
     }
 
     const MapLayout<T>& in_layout() const { return in_; }
@@ -75,19 +77,37 @@ class Convolution {
     void pack(const T* weights, long weight, long bias, bool for_backward) {
         groups_[0].weights = weights + weight;
         groups_[0].bias = bias >= 0 ? weights + bias : nullptr;
-        pack_groups(for_backward);
+        for (size_t k = 0; k < forward_source_.size(); k++)
+            forward_weights_.data()[k] = groups_[0].weights[forward_source_[k]];
+        if (!for_backward) return;
+        if (!backward_weights_.size()) backward_weights_.resize(backward_size(stage_));
+        groups_[0].backward = backward_weights_.data();
+        if (ways_.backward_turned) return turn_kernel(stage_, groups_[0].weights, backward_weights_.data());
+        for (size_t k = 0; k < backward_source_.size(); k++)
+            backward_weights_.data()[k] = groups_[0].weights[backward_source_[k]];
     }
 
     // The same for groups with kernels of their own, in which the bias, if there is one, begins at `bias`.
-    void pack(const std::vector<SampleGroup<T>>& groups, long bias, bool for_backward) {
+    void pack(const std::vector<SampleGroup<T>>& groups, long bias) {
         share_out(groups);
         for (size_t g = 0; g < groups.size(); g++) {
             groups_[g].weights = groups[g].kernel;
+            groups_[g].backward = groups[g].backward;
             groups_[g].bias = bias >= 0 ? groups[g].kernel + bias : nullptr;
             groups_[g].gradient = groups[g].share;
-            groups_[g].bias_gradient = bias >= 0 ? groups[g].share + bias : nullptr;
+            groups_[g].bias_gradient = bias >= 0 && groups[g].share ? groups[g].share + bias : nullptr;
         }
-        pack_groups(for_backward);
+    }
+
+    // The weights of a kernel for a turned way back, [place in the kernel][output][channel].
+    static long backward_size(const TrunkStage& s) {
+        return s.kernel_height * s.kernel_width * s.convolved.channels * whole(s.in.channels);
+    }
+    static void turn_kernel(const TrunkStage& s, const T* weights, T* to) {
+        long channels = s.in.channels, outputs = s.convolved.channels, places = s.kernel_height * s.kernel_width;
+        for (long place = 0; place < places; place++, to += outputs * whole(channels))
+            transpose<T>([&](long c) { return weights + (c * places + place) * outputs; }, channels, outputs, to,
+                         whole(channels), true);
     }
 
     // Row `y` of the output for all channels: `out` is (channel 0, column 0) of that row.
@@ -122,11 +142,11 @@ class Convolution {
                               std::min(s.kernel_width, last / samples_ + s.pad_width + 1)};
         };
         if (!ways_.backward_turned)
-            return convolve_row<T>(backward_, backward_weights_.data(), channels, origin, nullptr, Activation::none, out,
+            return convolve_row<T>(backward_, groups_[0].backward, channels, origin, nullptr, Activation::none, out,
                                    out_channel, lanes, true, part_at);
-        for (size_t g = 0; g < groups_.size(); g++)
-            convolve_turned<T>(backward_, backward_weights_.data() + long(g) * backward_size(), channels, origin, nullptr,
-                               Activation::none, row_.data(), groups_[g].in_lanes, part_at);
+        for (const Group& group : groups_)
+            convolve_turned<T>(backward_, group.backward, channels, origin, nullptr, Activation::none, row_.data(),
+                               group.in_lanes, part_at);
         turn_row(channels, lanes, out, out_channel);
     }
 
@@ -156,28 +176,28 @@ class Convolution {
 
         Ways(const TrunkStage& s, long samples) {
             long outputs = s.convolved.channels, lanes = s.used_width() * samples;
+            double lane_sums = kLaneSums / double(s.used_height());
             routed = s.domain.domains > 0;
-            forward_turned = routed || turned_pays(lanes, outputs, 0);
-            backward_turned = routed || turned_pays(s.in.width * samples, s.in.channels, 0);
-            gradient_turned = routed || turned_pays(lanes, outputs, double(kLaneSums) / double(s.used_height()));
+            forward_turned = routed || turned_pays(lanes, outputs, s.taps(), 0);
+            backward_turned = routed || turned_pays(s.in.width * samples, s.in.channels, s.weights() / s.in.channels, 0);
+            gradient_turned = routed || turned_pays(lanes, outputs, s.taps(), lane_sums);
         }
-        static bool turned_pays(long lanes, long channels, double lane_sums) {
-            double by_lanes = (double(blocks_of(lanes, kLanes<T>)) + lane_sums) * double(channels);
-            return kTurnedCost * double(lanes * blocks_of(channels, kLanes<T>)) < by_lanes;
+        // For one row of a map, in vectors; counted and measured on AVX-512.
+        static bool turned_pays(long lanes, long channels, long taps, double lane_sums) {
+            double vectors = blocks_of(lanes, kLanes<T>), panels = blocks_of(channels, kLanes<T>);
+            return (double(lanes * taps) + kTurning * vectors) * panels < (vectors + lane_sums) * double(channels * taps);
         }
-        static constexpr double kTurnedCost = 1.1;  // a vector there is a little dearer
-        static constexpr long kLaneSums = 6;        // what summing lanes costs, in vectors, for each pair of channels
+        static constexpr double kTurning = 100;  // a square of values, from one order into the other
+        static constexpr double kLaneSums = 6;   // of each pair of channels, for the gradient by lanes
     };
 
     struct Group {
         std::vector<int32_t> out_lanes, in_lanes;  // of a row of outputs, and of inputs
-        const T *weights = nullptr, *bias = nullptr;
+        const T *weights = nullptr, *backward = nullptr, *bias = nullptr;
         T *gradient = nullptr, *bias_gradient = nullptr;
     };
 
     static long whole(long channels) { return round_up(channels, kLanes<T>); }
-    long places() const { return stage_.kernel_height * stage_.kernel_width; }
-    long backward_size() const { return places() * stage_.convolved.channels * whole(stage_.in.channels); }
 
     void share_out(const std::vector<SampleGroup<T>>& groups) {
         groups_.resize(groups.size());
@@ -190,22 +210,6 @@ class Convolution {
             fill(groups_[g].out_lanes, stage_.used_width(), groups[g]);
             fill(groups_[g].in_lanes, stage_.in.width, groups[g]);
         }
-    }
-
-    void pack_groups(bool for_backward) {
-        for (size_t k = 0; k < forward_source_.size(); k++)
-            forward_weights_.data()[k] = groups_[0].weights[forward_source_[k]];
-        if (!for_backward) return;
-        long channels = stage_.in.channels, outputs = stage_.convolved.channels, needed = long(groups_.size()) * backward_size();
-        if (backward_weights_.size() < needed) backward_weights_.resize(needed);
-        for (size_t k = 0; k < backward_source_.size(); k++)
-            backward_weights_.data()[k] = groups_[0].weights[backward_source_[k]];
-        for (size_t g = 0; ways_.backward_turned && g < groups_.size(); g++)
-            for (long place = 0; place < places(); place++) {
-                auto row = [&](long c) { return groups_[g].weights + (c * places() + place) * outputs; };
-                T* to = backward_weights_.data() + long(g) * backward_size() + place * outputs * whole(channels);
-                transpose<T>(row, channels, outputs, to, whole(channels), true);
-            }
     }
 
     void turn_row(long channels, long lanes, T* out, long out_channel) {

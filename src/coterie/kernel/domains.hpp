@@ -40,7 +40,6 @@ class DomainKernels {
           mix_(static_cast<const T*>(mix)),
           mixed_(mix_ ? domains_ * block_ : 0) {}
 
-    long domains() const { return domains_; }
     long block() const { return block_; }  // length of U, of each V and of each K
     bool mixes() const { return mix_; }
     const std::vector<long>& present() const { return present_; }
@@ -61,8 +60,12 @@ class DomainKernels {
     const T* added(long domain, const T* weights) const {
         return mix_ ? mixed_.data() + domain * block_ : weights + residual(domain);
     }
-    T* kernel(long domain) { return kernels_.data() + domain * block_; }
-    T* share(long domain) { return shares_.data() + domain * block_; }
+    // Of domains that occur.
+    T* kernel(long domain) { return kernels_.data() + place_of(domain) * block_; }
+    T* share(long domain) { return shares_.data() + place_of(domain) * block_; }
+    long place_of(long domain) const {
+        return std::find(present_.begin(), present_.end(), domain) - present_.begin();
+    }
 
     // Once per step: which domains occur, and what each borrows.
     void begin_step(const T* weights, const std::vector<Run>& runs) {
@@ -82,7 +85,7 @@ class DomainKernels {
 
     // K[d] of the domains that occur.
     void merge(const T* weights) {
-        if (!kernels_.size()) kernels_.resize(domains_ * block_);
+        make_room(kernels_);
         const T* common = weights + common_;
         const T scale = weights[scale_];
         for (long d : present_) {
@@ -94,7 +97,7 @@ class DomainKernels {
 
     // Gradients by domain are to be added up in `share`; nothing is there yet.
     void clear_shares() {
-        if (!shares_.size()) shares_.resize(domains_ * block_);
+        make_room(shares_);
         for (long d : present_) std::memset(share(d), 0, size_t(block_) * sizeof(T));
     }
 
@@ -134,10 +137,15 @@ class DomainKernels {
    private:
     static constexpr long kChunk = 512;
 
-    bool is_present(long domain) const { return std::find(present_.begin(), present_.end(), domain) != present_.end(); }
+    bool is_present(long domain) const { return place_of(domain) < long(present_.size()); }
     // Nothing would change: no gradient, and a rule without memory.
     bool is_idle(long domain, const Optimiser<T>& optimiser) const {
         return optimiser.kind() == UpdateKind::plain && !is_present(domain);
+    }
+
+    // A client's samples have few domains as a rule: room is made for those that occur.
+    void make_room(Buffer<T>& blocks) const {
+        if (blocks.size() < long(present_.size()) * block_) blocks.resize(long(present_.size()) * block_);
     }
 
     static void add_scaled(const T* values, T factor, T* to, long count) {

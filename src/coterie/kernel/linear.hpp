@@ -51,7 +51,7 @@ struct Rows {
     Rows from(long sample) const { return {data + sample * sample_step, sample_step, feature_step}; }
 };
 
-// sums[i][j] += left(i, k) * right(k)[j] over k: the one inner loop of the linear layers.
+// sums[i][j] += left(i, k) * right(k)[j] over k: the one inner loop of linear layers, and of turned convolutions (tiles.hpp).
 template <class T, int R, int N, class Left, class Right>
 COTERIE_INLINE void multiply_add(Vec<T> (&sums)[R][N], long count, Left&& left, Right&& right) {
     for (long k = 0; k < count; k++) {

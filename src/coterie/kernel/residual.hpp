@@ -3,8 +3,8 @@
 //
 //   z = x U^T + scale * r,   r = x (A V)[domain]^T
 //
-// Nothing is merged: every V is then read once on the way up, and read and updated once on the way down. A batch of one
-// domain alone is cheaper with its merged kernel, from whose gradient all are updated at once.
+// In a batch of many domains nothing is merged: every V is then read once on the way up, and read and updated once on the
+// way down. A batch of one domain is cheaper with its merged kernel, from whose gradient all are updated at once.
 #pragma once
 
 #include <vector>
@@ -93,7 +93,7 @@ class ResidualLinear {
             store(z + i, activate<T>(load(z + i) + scale * load(residue_.data() + i), activation));
     }
 
-    // `dz` [sample][output], also `turned` as [output][sample]; `dz` is scaled on the way. `dx` may be null.
+    // `dz` [sample][output], also `turned` as [output][sample]; `dz` may be scaled on the way. `dx` may be null.
     void backward(Rows<T> x, const T* weights, T* dz, const T* turned, T* dx, long samples, Optimiser<T>& optimiser) {
         if (is_merged()) return backward_merged(x, weights, dz, turned, dx, samples, optimiser);
         const T scale = weights[kernels_.scale()], scale_gradient = dot_residue(dz, samples);

@@ -1,5 +1,5 @@
 // A last convolution with kernels for domains (domains.hpp), computed by trunks of this one stage: a block of samples of one
-// domain has the kernel of its domain for weights, a mixed one a kernel for every run.
+// domain has the kernel of its domain for weights, a mixed block of short runs a kernel for every run.
 #pragma once
 
 #include <map>
@@ -20,6 +20,7 @@ class Routed {
           alone_(one_stage(stage_, {})),
           mixed_(one_stage(stage_, stage_.domain)),
           own_(alone_),
+          mixes_(fills_vectors(stage_.in.channels) && fills_vectors(stage_.convolved.channels)),
           kernels_(stage_.domain, stage_.weight, net.mix, parameters),
           layout_(stage_.in, round_up(batch, kLanes<T>), 0, 0),
           values_(layout_.size),
@@ -31,12 +32,13 @@ class Routed {
 
     void forward(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep, Map<T> out) {
         // Long runs are cut, so that few sizes occur and each has its working memory.
-        runs_ = runs_of(inputs.domains, order, samples, kLanes<T>);
-        kernels_.begin_step(weights, runs_);
+        std::vector<Run> runs = runs_of(inputs.domains, order, samples, kLanes<T>);
+        kernels_.begin_step(weights, runs);
         kernels_.merge(weights);
         if (keep) kernels_.clear_shares();
+        if (keep && mixes_) turn_kernels();
         for (auto& [key, part] : parts_) part.packed = nullptr;
-        make_blocks(keep);
+        make_blocks(runs, keep);
         for (const Block& block : blocks_) {
             Trunk<T>& part = part_for(block, keep);
             copy(values(block.first), part.input(block.place), block.size);
@@ -90,24 +92,35 @@ class Routed {
         const void* packed = nullptr;  // whose weights it has ready in this step
     };
 
-    // Runs share a block where channels fill vectors, as a block of many kernels has them there (tiles.hpp).
-    void make_blocks(bool keep) {
-        long most = fills_vectors(stage_.in.channels) && fills_vectors(stage_.convolved.channels) ? 2 * kLanes<T> : 0;
+    static bool fills_vectors(long channels) { return 3 * channels >= 2 * round_up(channels, kLanes<T>); }
+
+    // The kernels of all domains that occur, for the way back through mixed blocks.
+    void turn_kernels() {
+        long needed = Convolution<T>::backward_size(stage_) * long(kernels_.present().size());
+        if (turned_.size() < needed) turned_.resize(needed);
+        for (long domain : kernels_.present()) Convolution<T>::turn_kernel(stage_, kernels_.kernel(domain), turned(domain));
+    }
+    T* turned(long domain) { return turned_.data() + kernels_.place_of(domain) * Convolution<T>::backward_size(stage_); }
+
+    // Runs that leave a vector of samples half empty share a block.
+    void make_blocks(const std::vector<Run>& runs, bool keep) {
         blocks_.clear();
-        for (const Run& run : runs_) {
-            const T* kernel = kernels_.kernel(run.domain);
-            if (blocks_.empty() || blocks_.back().size + run.size > most || blocks_.back().groups.back().kernel == kernel)
-                blocks_.push_back({run.first, 0, 0, {}});
+        bool may_join = false;
+        for (const Run& run : runs) {
+            bool is_short = mixes_ && run.size < kLanes<T>;
+            if (!may_join || !is_short || blocks_.back().size + run.size > 2 * kLanes<T>) blocks_.push_back({run.first, 0, 0, {}});
+            may_join = is_short;
             Block& block = blocks_.back();
-            block.groups.push_back({block.size, run.size, kernel, keep ? kernels_.share(run.domain) : nullptr});
+            block.groups.push_back({block.size, run.size, kernels_.kernel(run.domain), nullptr, nullptr});
             block.size += run.size;
+            if (!keep) continue;
+            block.groups.back().share = kernels_.share(run.domain);
+            if (mixes_) block.groups.back().backward = turned(run.domain);
         }
         std::map<std::pair<long, bool>, long> seen;
         for (Block& block : blocks_)
             if (keep) block.place = seen[{block.size, block.groups.size() > 1}]++;
     }
-
-    static bool fills_vectors(long channels) { return 3 * channels >= 2 * round_up(channels, kLanes<T>); }
 
     // Parts are few, so that they stay in the cache: another block may have used this one since.
     Trunk<T>& part_for(const Block& block, bool for_backward) {
@@ -117,7 +130,7 @@ class Routed {
         const void* name = is_mixed ? static_cast<const void*>(&block) : block.groups[0].kernel;
         if (part.packed != name) {
             if (is_mixed)
-                part.trunk->begin_step(block.groups, for_backward);
+                part.trunk->begin_step(block.groups);
             else
                 part.trunk->begin_step(block.groups[0].kernel, for_backward, true);
         }
@@ -128,11 +141,12 @@ class Routed {
     TrunkStage stage_;
     Network alone_, mixed_;  // this stage as a network of its own, for one domain and for many
     Parameters<T> own_;      // which packs the weights of `alone_` as a block of `kernels_`
+    bool mixes_;             // whether channels fill vectors, where a block of many kernels has them (tiles.hpp)
     DomainKernels<T> kernels_;
     MapLayout<T> layout_;
     Buffer<T> values_, gradient_;
-    std::vector<Run> runs_;  // of the present batch
-    std::vector<Block> blocks_;
+    Buffer<T> turned_;  // kernels for the way back, by place among the domains that occur
+    std::vector<Block> blocks_;  // of the present batch
     std::map<std::pair<long, bool>, Part> parts_;  // by number of samples, and whether they are mixed
 };
 

@@ -38,9 +38,7 @@ class Trunk {
     }
 
     // The same for one stage with domains: every group of samples has its kernel.
-    void begin_step(const std::vector<SampleGroup<T>>& groups, bool for_backward) {
-        stages_[0].convolution->pack(groups, stages_[0].bias, for_backward);
-    }
+    void begin_step(const std::vector<SampleGroup<T>>& groups) { stages_[0].convolution->pack(groups, stages_[0].bias); }
 
     // The first map of block `block`, to be filled before `forward`.
     Map<T> input(long block) {

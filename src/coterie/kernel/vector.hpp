@@ -24,7 +24,7 @@ constexpr int kVectorBytes = 16;
 #endif
 
 // How many accumulators fit beside their operands decides the shape of the register tiles
-// (linear.hpp, convolution.hpp).
+// (linear.hpp, tiles.hpp).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr bool kManyRegisters = true;  // 32 vector registers
 #else
