@@ -185,8 +185,10 @@ class Convolution {
         // For one row of a map, in vectors; counted and measured on AVX-512.
         static bool turned_pays(long lanes, long channels, long taps, double lane_sums) {
             double vectors = blocks_of(lanes, kLanes<T>), panels = blocks_of(channels, kLanes<T>);
-            return (double(lanes * taps) + kTurning * vectors) * panels < (vectors + lane_sums) * double(channels * taps);
+            double turned = (kTurned * double(lanes * taps) + kTurning * vectors) * panels;
+            return turned < (vectors + lane_sums) * double(channels * taps);
         }
+        static constexpr double kTurned = 1.1;   // a vector of channels, with one pointer for every row of its tile
         static constexpr double kTurning = 100;  // a square of values, from one order into the other
         static constexpr double kLaneSums = 6;   // of each pair of channels, for the gradient by lanes
     };
