@@ -35,7 +35,7 @@ class Told(PANM):
     name: ClassVar[str] = "told"
     friends: tuple[str, ...] = ()
 
-    def similarity(self, c: Cohort, inbox: Inbox, known: Tensor) -> Tensor:
+    def similarity(self, c: Cohort, node: Matching, inbox: Inbox, known: Tensor) -> Tensor:
         """1 for friends, 0.1 and less for others, 0 where nothing came."""
         value = {peer_key(name): 0.1 - 0.001 * i for i, name in enumerate(NAMES)}
         value |= {peer_key(name): 1.0 - 0.001 * i for i, name in enumerate(self.friends)}
@@ -232,6 +232,17 @@ def test_the_groups_of_rotated_digits_are_found(metric: str) -> None:
     assert last["recall"] > 0.6
     assert result.ari == 1.0
     assert result.n_clusters == 2
+
+
+def test_late_weighing_is_the_papers_in_stage_one_and_fishers_after_it(digits: OwnPopulation) -> None:
+    def similarities(weigh: str, rounds: int) -> Tensor:
+        method = made("panm", t1=3, tau=1, l=3, k=2, weigh=weigh)
+        state = run(method, digits, small_net, rounds=rounds, seed=1).state
+        return torch.as_tensor(state.node["similarity"])
+
+    assert similarities("late", 3).equal(similarities("fixed", 3))
+    assert not similarities("fisher", 3).equal(similarities("fixed", 3))
+    assert not similarities("late", 4).equal(similarities("fixed", 4))
 
 
 def test_lists_never_become_empty_under_churn(digits: OwnPopulation) -> None:

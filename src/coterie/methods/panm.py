@@ -48,9 +48,12 @@ class PANM(SimulatedPeers[Matching]):
         default="grad", metadata={"help": "similarity by directions of learning (grad) or by loss on the own data"}
     )
     alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
-    weigh: Literal["fixed", "fisher"] = field(
+    weigh: Literal["fixed", "fisher", "late"] = field(
         default="fisher",
-        metadata={"help": "alpha is fixed, or the most that the last update weighs: as far as it tells neighbours"},
+        metadata={
+            "help": "alpha is fixed, or the most that the last update weighs, as far as it tells neighbours: always "
+            "(fisher), or in stage two (late)"
+        },
     )
     loss_score: LossScore = field(
         default="inverse", metadata={"help": "similarity in loss: 1 / F (inverse) or -F (negative)"}
@@ -119,7 +122,7 @@ class PANM(SimulatedPeers[Matching]):
         """Measure where others than neighbours were asked; renew the list; say whom to aggregate."""
         known = _listed(inbox.keys, node.neighbours)
         measuring = self._measuring(node, inbox.keys)
-        similarity = self.similarity(c, only(inbox, measuring), known)
+        similarity = self.similarity(c, node, only(inbox, measuring), known)
         top = best(similarity, inbox.keys, inbox.mask, self.k)
         initialise = measuring & ((node.age < self.t1) | ~known.any(1))
         matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), guard=self.guard))
@@ -150,17 +153,23 @@ class PANM(SimulatedPeers[Matching]):
             return inbox
         measuring = only(inbox, self._measuring(node, inbox.keys))
         known = _listed(inbox.keys, node.neighbours)
-        return replace(inbox, similarity=directions(task, origin, measuring, self.alpha, self._compared(known)))
+        return replace(inbox, similarity=directions(task, origin, measuring, self.alpha, self._compared(node, known)))
 
-    def similarity(self, c: Cohort, inbox: Inbox, known: Tensor) -> Tensor:
+    def similarity(self, c: Cohort, node: Matching, inbox: Inbox, known: Tensor) -> Tensor:
         """How like each sender is, [C, m]; 0 where nothing came."""
         if self.metric == "loss":
             return by_loss(c, inbox, self.loss_score)
-        return by_direction(c, inbox, self.alpha, self._compared(known))
+        return by_direction(c, inbox, self.alpha, self._compared(node, known))
 
-    def _compared(self, known: Tensor) -> Tensor | None:
-        """The neighbours by whom alpha is weighed anew; None: alpha is fixed, as in the paper."""
-        return known if self.weigh == "fisher" else None
+    def _compared(self, node: Matching, known: Tensor) -> Tensor | None:
+        """The neighbours by whom alpha is weighed anew; None: alpha is fixed, as in the paper.
+
+        "late": none in stage one, where the noise of theta1 has its use: by theta2 alone, who was averaged once stays
+        the most similar for good, and a group falls into cliques.
+        """
+        if self.weigh == "fixed":
+            return None
+        return known & (node.age >= self.t1)[:, None] if self.weigh == "late" else known
 
     def _confident(self, old: Keys, top: Keys) -> Keys:
         """The k most similar; where fewer came, silent old neighbours fill the list."""
