@@ -49,7 +49,7 @@ class PANM(SimulatedPeers[Matching]):
     )
     alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
     weigh: Literal["fixed", "fisher", "late"] = field(
-        default="fisher",
+        default="late",
         metadata={
             "help": "alpha is fixed, or the most that the last update weighs, as far as it tells neighbours: always "
             "(fisher), or in stage two (late)"
