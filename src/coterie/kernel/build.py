@@ -94,7 +94,7 @@ def _run(command: str, *arguments: str) -> None:
 def build_or_explain(target: Path = _HERE) -> None:
     """Compile if possible; otherwise print why training will run on torch. For installs, which must not fail.
 
-    What was compiled there from the same sources is kept: compiling takes half a minute.
+    What was compiled there from the same sources is kept: compiling takes a minute.
     """
     mark, state = target / "_kernel.digest", digest()
     if mark.is_file() and mark.read_text() == state and (target / "_cpu.so").is_file():

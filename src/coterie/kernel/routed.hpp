@@ -20,7 +20,7 @@ class Routed {
           alone_(one_stage(stage_, {})),
           mixed_(one_stage(stage_, stage_.domain)),
           own_(alone_),
-          mixes_(fills_vectors(stage_.in.channels) && fills_vectors(stage_.convolved.channels)),
+          fills_vectors_(fills_vectors(stage_.in.channels) && fills_vectors(stage_.convolved.channels)),
           kernels_(stage_.domain, stage_.weight, net.mix, parameters),
           layout_(stage_.in, round_up(batch, kLanes<T>), 0, 0),
           values_(layout_.size),
@@ -36,9 +36,10 @@ class Routed {
         kernels_.begin_step(weights, runs);
         kernels_.merge(weights);
         if (keep) kernels_.clear_shares();
-        if (keep && mixes_) turn_kernels();
+        bool mixes = fills_vectors_ && kernels_.present().size() > 1;
+        if (keep && mixes) turn_kernels();
         for (auto& [key, part] : parts_) part.packed = nullptr;
-        make_blocks(runs, keep);
+        make_blocks(runs, mixes, keep);
         for (const Block& block : blocks_) {
             Trunk<T>& part = part_for(block, keep);
             copy(values(block.first), part.input(block.place), block.size);
@@ -103,11 +104,11 @@ class Routed {
     T* turned(long domain) { return turned_.data() + kernels_.place_of(domain) * Convolution<T>::backward_size(stage_); }
 
     // Runs that leave a vector of samples half empty share a block.
-    void make_blocks(const std::vector<Run>& runs, bool keep) {
+    void make_blocks(const std::vector<Run>& runs, bool mixes, bool keep) {
         blocks_.clear();
         bool may_join = false;
         for (const Run& run : runs) {
-            bool is_short = mixes_ && run.size < kLanes<T>;
+            bool is_short = mixes && run.size < kLanes<T>;
             if (!may_join || !is_short || blocks_.back().size + run.size > 2 * kLanes<T>) blocks_.push_back({run.first, 0, 0, {}});
             may_join = is_short;
             Block& block = blocks_.back();
@@ -115,7 +116,7 @@ class Routed {
             block.size += run.size;
             if (!keep) continue;
             block.groups.back().share = kernels_.share(run.domain);
-            if (mixes_) block.groups.back().backward = turned(run.domain);
+            if (mixes) block.groups.back().backward = turned(run.domain);
         }
         std::map<std::pair<long, bool>, long> seen;
         for (Block& block : blocks_)
@@ -141,7 +142,7 @@ class Routed {
     TrunkStage stage_;
     Network alone_, mixed_;  // this stage as a network of its own, for one domain and for many
     Parameters<T> own_;      // which packs the weights of `alone_` as a block of `kernels_`
-    bool mixes_;             // whether channels fill vectors, where a block of many kernels has them (tiles.hpp)
+    bool fills_vectors_;     // whether channels do, where a block of many kernels has them (tiles.hpp)
     DomainKernels<T> kernels_;
     MapLayout<T> layout_;
     Buffer<T> values_, gradient_;
