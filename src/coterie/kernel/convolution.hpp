@@ -10,13 +10,11 @@
 
 namespace coterie {
 
-// Samples of a block, neighbours, with a kernel of their own: its packed weights and bias, its weights for the way back, and
-// where its gradient is added up (both null where there is no way back).
+// Samples of a block, neighbours, with a kernel of their own: its packed weights and bias.
 template <class T>
 struct SampleGroup {
     long first, size;
-    const T *kernel, *backward;
-    T* share;
+    const T* kernel;
 };
 
 // One convolution for blocks of a fixed number of samples, with one kernel for all or, if it is `routed`, one for every group
@@ -32,22 +30,25 @@ class Convolution {
           overhang_(std::max<long>(0, stage.kernel_width - 1 - stage.pad_width)),
           dz_({stage.convolved.channels, stage.used_height(), stage.used_width()}, samples, overhang_,
               std::max<long>(0, stage.in.width + stage.pad_width - stage.used_width())),
-          ways_(stage, samples) {
+          ways_(stage, samples, stage.domain.domains > 0) {
         long channels = stage.in.channels, outputs = stage.convolved.channels;
         long taps = stage.kernel_height * stage.kernel_width;
         forward_.per_column = channels;
         forward_.per_row = channels * stage.kernel_width;
-        backward_.per_column = outputs;
-        backward_.per_row = outputs * stage.kernel_width;
+        backward_.per_column = ways_.backward_turned ? whole(outputs) / kLanes<T> : outputs;
+        backward_.per_row = backward_.per_column * stage.kernel_width;
         for (long ky = 0; ky < stage.kernel_height; ky++)
             for (long kx = 0; kx < stage.kernel_width; kx++) {
                 for (long c = 0; c < channels; c++) {
                     forward_.offset.push_back(int32_t(c * in_.channel + ky * in_.row + kx * in_.column));
                     forward_.weight.push_back(int32_t((c * taps + ky * stage.kernel_width + kx) * outputs));
                 }
-                for (long o = 0; o < outputs; o++) {
-                    backward_.weight.push_back(int32_t(long(backward_.offset.size()) * whole(channels)));
-                    backward_.offset.push_back(int32_t(o * dz_.channel - ky * dz_.row - kx * dz_.column));
+                long back = ky * dz_.row + kx * dz_.column;
+                for (long o = 0; o < outputs && !ways_.backward_turned; o++)
+                    backward_.offset.push_back(int32_t(o * dz_.channel - back));
+                for (long o = 0; o < outputs && ways_.backward_turned; o += kLanes<T>) {
+                    backward_.offset.push_back(int32_t(o - back * whole(outputs)));
+                    backward_.weight.push_back(int32_t((ky * stage.kernel_width + kx) * outputs + o));
                 }
             }
         // Where channels are in rows, the tiles read weights as [block of rows][tap][row].
@@ -64,9 +65,15 @@ class Convolution {
                             backward_source_.push_back(int32_t(((first + i) * taps + tap) * outputs + o));
             });
         forward_weights_.resize(long(forward_source_.size()));
-        if (ways_.gradient_turned) dz_turned_.resize(stage.used_height() * stage.used_width() * samples * whole(outputs));
-        row_.resize(std::max(stage.used_width() * whole(outputs), stage.in.width * whole(channels)) * samples);
-        share_out({{0, samples, nullptr, nullptr, nullptr}});
+        if (ways_.backward_turned || ways_.gradient_turned) dz_turned_.resize(dz_.channel * whole(outputs));
+        row_length_ = stage.used_width() * whole(outputs) * samples;
+        rows_.resize(row_length_ * (ways_.routed ? stage.used_height() : 1));
+        share_out({{0, samples, nullptr}});
+    }
+
+    // Whether a few samples with a kernel of their own are cheaper as a group of a larger block than as a block.
+    static bool pays_to_join(const TrunkStage& stage, long samples) {
+        return Ways(stage, samples, true).cost < Ways(stage, samples, false).cost;
     }
 
     const MapLayout<T>& in_layout() const { return in_; }
@@ -79,10 +86,8 @@ class Convolution {
         groups_[0].bias = bias >= 0 ? weights + bias : nullptr;
         for (size_t k = 0; k < forward_source_.size(); k++)
             forward_weights_.data()[k] = groups_[0].weights[forward_source_[k]];
-        if (!for_backward) return;
-        if (!backward_weights_.size()) backward_weights_.resize(backward_size(stage_));
-        groups_[0].backward = backward_weights_.data();
-        if (ways_.backward_turned) return turn_kernel(stage_, groups_[0].weights, backward_weights_.data());
+        if (!for_backward || ways_.backward_turned) return;
+        if (!backward_weights_.size()) backward_weights_.resize(long(backward_source_.size()));
         for (size_t k = 0; k < backward_source_.size(); k++)
             backward_weights_.data()[k] = groups_[0].weights[backward_source_[k]];
     }
@@ -92,111 +97,103 @@ class Convolution {
         share_out(groups);
         for (size_t g = 0; g < groups.size(); g++) {
             groups_[g].weights = groups[g].kernel;
-            groups_[g].backward = groups[g].backward;
             groups_[g].bias = bias >= 0 ? groups[g].kernel + bias : nullptr;
-            groups_[g].gradient = groups[g].share;
-            groups_[g].bias_gradient = bias >= 0 && groups[g].share ? groups[g].share + bias : nullptr;
         }
     }
 
-    // The weights of a kernel for a turned way back, [place in the kernel][output][channel].
-    static long backward_size(const TrunkStage& s) {
-        return s.kernel_height * s.kernel_width * s.convolved.channels * whole(s.in.channels);
-    }
-    static void turn_kernel(const TrunkStage& s, const T* weights, T* to) {
-        long channels = s.in.channels, outputs = s.convolved.channels, places = s.kernel_height * s.kernel_width;
-        for (long place = 0; place < places; place++, to += outputs * whole(channels))
-            transpose<T>([&](long c) { return weights + (c * places + place) * outputs; }, channels, outputs, to,
-                         whole(channels), true);
+    // Before the rows of a map: the kernel of a group is used for all of them while it is in the cache.
+    void begin_forward(Map<T> in, Activation activation) {
+        for (long g = 0; ways_.routed && g < long(groups_.size()); g++)
+            for (long y = 0; y < stage_.used_height(); y++) turned_forward(groups_[size_t(g)], in, y, activation);
     }
 
     // Row `y` of the output for all channels: `out` is (channel 0, column 0) of that row.
     void forward_row(Map<T> in, long y, Activation activation, T* out, long out_channel, bool may_overrun) {
-        const TrunkStage& s = stage_;
-        long row_begin = std::max<long>(0, s.pad_height - y);
-        long row_end = std::min(s.kernel_height, s.in.height + s.pad_height - y);
-        long channels = s.convolved.channels, lanes = s.used_width() * samples_;
-        const T* origin = in.at(0, y - s.pad_height, -s.pad_width);
-        auto part_at = [&](long first, long last) {
-            return KernelPart{row_begin, row_end, std::max<long>(0, s.pad_width - last / samples_),
-                              std::min(s.kernel_width, s.in.width + s.pad_width - first / samples_)};
-        };
+        long channels = stage_.convolved.channels, lanes = stage_.used_width() * samples_;
         if (!ways_.forward_turned)
-            return convolve_row<T>(forward_, forward_weights_.data(), channels, origin, groups_[0].bias, activation, out,
-                                   out_channel, lanes, may_overrun, part_at);
-        for (const Group& group : groups_)
-            convolve_turned<T>(forward_, group.weights, channels, origin, group.bias, activation, row_.data(), group.out_lanes,
-                               part_at);
-        turn_row(channels, lanes, out, out_channel);
+            return convolve_row<T>(forward_, forward_weights_.data(), channels, under(in, y), groups_[0].bias, activation, out,
+                                   out_channel, lanes, may_overrun, forward_part(y));
+        if (!ways_.routed) turned_forward(groups_[0], in, y, activation);
+        turn_row(y, channels, lanes, out, out_channel);
     }
 
-    // Row `y` of the gradient with respect to the input; may write up to two vectors behind the row's end.
-    void backward_row(Map<T> dz, long y, T* out, long out_channel) {
+    // Before what follows, as `dz` has changed.
+    void begin_backward() { dz_is_turned_ = false; }
+
+    // The gradient with respect to the input; may write up to two vectors behind a row's end.
+    void backward(Map<T> dz, Map<T> out) {
         const TrunkStage& s = stage_;
-        long row_begin = std::max<long>(0, y + s.pad_height - s.used_height() + 1);
-        long row_end = std::min(s.kernel_height, y + s.pad_height + 1);
-        long channels = s.in.channels, lanes = s.in.width * samples_;
-        const T* origin = dz.at(0, y + s.pad_height, s.pad_width);
-        auto part_at = [&](long first, long last) {
-            return KernelPart{row_begin, row_end, std::max<long>(0, first / samples_ + s.pad_width - s.used_width() + 1),
-                              std::min(s.kernel_width, last / samples_ + s.pad_width + 1)};
-        };
-        if (!ways_.backward_turned)
-            return convolve_row<T>(backward_, groups_[0].backward, channels, origin, nullptr, Activation::none, out,
-                                   out_channel, lanes, true, part_at);
+        if (!ways_.backward_turned) {
+            for (long y = 0; y < s.in.height; y++)
+                convolve_row<T>(backward_, backward_weights_.data(), s.in.channels, dz.at(0, y + s.pad_height, s.pad_width),
+                                nullptr, Activation::none, out.at(0, y), out.channel, s.in.width * samples_, true,
+                                backward_part(y));
+            return;
+        }
+        turn(dz);
         for (const Group& group : groups_)
-            convolve_turned<T>(backward_, group.backward, channels, origin, nullptr, Activation::none, row_.data(),
-                               group.in_lanes, part_at);
-        turn_row(channels, lanes, out, out_channel);
+            for (long y = 0; y < s.in.height; y++) turned_backward(group, y, out.at(0, y), out.channel);
     }
 
-    // Adds this block's share to the gradients; groups have theirs.
-    void weight_gradient(Map<T> in, Map<T> dz, T* gradient, T* bias_gradient) {
-        if (!ways_.gradient_turned) return gradient_by_lanes(in, dz, gradient, bias_gradient);
-        long height = stage_.used_height(), lanes = stage_.used_width() * samples_, outputs = stage_.convolved.channels;
-        for (long y = 0; y < height; y++)
-            transpose<T>([&](long o) { return dz.at(o, y); }, outputs, lanes, dz_turned_.data() + y * lanes * whole(outputs),
-                         whole(outputs), true);
-        if (!ways_.routed) {
-            groups_[0].gradient = gradient;
-            groups_[0].bias_gradient = bias_gradient;
+    // Adds the share of a group of this block to the gradients; if they are `fresh`, nothing is there yet, not even zeros.
+    void weight_gradient(Map<T> in, Map<T> dz, long group, T* gradient, T* bias_gradient, bool fresh) {
+        long outputs = stage_.convolved.channels;
+        if (!ways_.gradient_turned) {
+            if (fresh) std::memset(gradient, 0, size_t(stage_.weights()) * sizeof(T));
+            if (fresh && bias_gradient) std::memset(bias_gradient, 0, size_t(outputs) * sizeof(T));
+            return gradient_by_lanes(in, dz, gradient, bias_gradient);
         }
-        for (const Group& group : groups_)
-            for (long first = 0; first < outputs; first += 2 * kLanes<T>)
-                if (outputs - first > kLanes<T>)
-                    gradient_turned<2>(in, group, first);
-                else
-                    gradient_turned<1>(in, group, first);
+        turn(dz);
+        for (long first = 0; first < outputs; first += 2 * kLanes<T>)
+            if (outputs - first > kLanes<T>)
+                gradient_turned<2>(in, groups_[size_t(group)], first, gradient, bias_gradient, fresh);
+            else
+                gradient_turned<1>(in, groups_[size_t(group)], first, gradient, bias_gradient, fresh);
     }
 
    private:
-    // Which products have the channels in vectors, and not the positions: what needs fewer vectors, or has many kernels.
+    // Which products have the channels of the output in vectors, and not the positions: what costs less, or has many kernels.
+    // Costs are in vectors multiplied, counted for a block and measured on AVX-512.
     struct Ways {
         bool routed, forward_turned, backward_turned, gradient_turned;
+        double cost = 0;
 
-        Ways(const TrunkStage& s, long samples) {
-            long outputs = s.convolved.channels, lanes = s.used_width() * samples;
-            double lane_sums = kLaneSums / double(s.used_height());
-            routed = s.domain.domains > 0;
-            forward_turned = routed || turned_pays(lanes, outputs, s.taps(), 0);
-            backward_turned = routed || turned_pays(s.in.width * samples, s.in.channels, s.weights() / s.in.channels, 0);
-            gradient_turned = routed || turned_pays(lanes, outputs, s.taps(), lane_sums);
+        Ways(const TrunkStage& s, long samples, bool for_groups) : routed(for_groups) {
+            long outputs = s.convolved.channels, lanes = s.used_width() * samples, in_lanes = s.in.width * samples;
+            double rows = double(s.used_height()), weights = double(s.weights()), vectors = blocks_of(outputs, kLanes<T>);
+            double turned = vectors * (kTurned * double(lanes * s.taps()) + kTurning * blocks_of(lanes, kLanes<T>));
+            double alone = blocks_of(outputs, kLanes<T>) % 2 ? kAlone * double(lanes * s.taps()) : 0;
+            double sums = double(in_lanes) * (weights / double(outputs) * vectors + kSumOfLanes * double(s.in.channels));
+            double by_lanes = blocks_of(lanes, kLanes<T>) * weights;
+            forward_turned = choose(rows * (turned + alone), rows * by_lanes + kPacking * weights);
+            backward_turned = choose(double(s.in.height) * sums,
+                                     double(s.in.height) * blocks_of(in_lanes, kLanes<T>) * weights + kPacking * weights);
+            gradient_turned = choose(rows * turned, rows * by_lanes + kLaneSums * weights);
+            // Groups share the vectors of what is done to single positions.
+            double positions = double(outputs) * rows * double(s.used_width());
+            cost += kPosition * positions * (routed ? double(samples) / kLanes<T> : blocks_of(samples, kLanes<T>));
         }
-        // For one row of a map, in vectors; counted and measured on AVX-512.
-        static bool turned_pays(long lanes, long channels, long taps, double lane_sums) {
-            double vectors = blocks_of(lanes, kLanes<T>), panels = blocks_of(channels, kLanes<T>);
-            double turned = (kTurned * double(lanes * taps) + kTurning * vectors) * panels;
-            return turned < (vectors + lane_sums) * double(channels * taps);
+
+       private:
+        bool choose(double turned, double by_lanes) {
+            bool is_turned = routed || turned < by_lanes;
+            cost += is_turned ? turned : by_lanes;
+            return is_turned;
         }
-        static constexpr double kTurned = 1.1;   // a vector of channels, with one pointer for every row of its tile
-        static constexpr double kTurning = 100;  // a square of values, from one order into the other
-        static constexpr double kLaneSums = 6;   // of each pair of channels, for the gradient by lanes
+        static constexpr double kTurned = 1.1;    // a vector of channels, with one pointer for every row of its tile ...
+        static constexpr double kAlone = 0.4;     // ... and more, forward, if the tile is one vector wide: bound by loads
+        static constexpr double kTurning = 100;   // a square of values, from one order into the other
+        static constexpr double kSumOfLanes = 5;  // of one value, for the way back
+        static constexpr double kLaneSums = 6;    // of each pair of channels, for the gradient by lanes
+        static constexpr double kPacking = 3;     // a weight, from one order into the other
+        static constexpr double kPosition = 50;   // pool and activation, both ways
     };
 
     struct Group {
-        std::vector<int32_t> out_lanes, in_lanes;  // of a row of outputs, and of inputs
-        const T *weights = nullptr, *backward = nullptr, *bias = nullptr;
-        T *gradient = nullptr, *bias_gradient = nullptr;
+        long first = 0, size = 0;
+        std::vector<int32_t> out_lanes, in_lanes;     // of a row of outputs, and of inputs
+        std::vector<int32_t> dz_places, under_dz;     // of all rows of outputs, in `dz_turned_`; and where the input is
+        const T *weights = nullptr, *bias = nullptr;
     };
 
     static long whole(long channels) { return round_up(channels, kLanes<T>); }
@@ -209,49 +206,117 @@ class Convolution {
                 for (long j = 0; j < group.size; j++) lanes.push_back(int32_t(x * samples_ + group.first + j));
         };
         for (size_t g = 0; g < groups.size(); g++) {
-            fill(groups_[g].out_lanes, stage_.used_width(), groups[g]);
-            fill(groups_[g].in_lanes, stage_.in.width, groups[g]);
+            Group& group = groups_[g];
+            if (group.first == groups[g].first && group.size == groups[g].size) continue;
+            group.first = groups[g].first;
+            group.size = groups[g].size;
+            fill(group.out_lanes, stage_.used_width(), groups[g]);
+            fill(group.in_lanes, stage_.in.width, groups[g]);
+            if (!ways_.gradient_turned) continue;
+            group.dz_places.clear();
+            group.under_dz.clear();
+            for (long y = 0; y < stage_.used_height(); y++)
+                for (int32_t lane : group.out_lanes) {
+                    group.dz_places.push_back(int32_t(turned_dz(y, lane) - dz_turned_.data()));
+                    group.under_dz.push_back(int32_t(y * in_.row + lane));
+                }
         }
     }
 
-    void turn_row(long channels, long lanes, T* out, long out_channel) {
-        transpose<T>([&](long lane) { return row_.data() + lane * whole(channels); }, lanes, channels, out, out_channel, true);
+    // The parts of the kernel that meet the map in row `y`, for some lanes.
+    auto forward_part(long y) const {
+        return [this, y](long first, long last) {
+            const TrunkStage& s = stage_;
+            return KernelPart{std::max<long>(0, s.pad_height - y), std::min(s.kernel_height, s.in.height + s.pad_height - y),
+                              std::max<long>(0, s.pad_width - last / samples_),
+                              std::min(s.kernel_width, s.in.width + s.pad_width - first / samples_)};
+        };
+    }
+    auto backward_part(long y) const {
+        return [this, y](long first, long last) {
+            const TrunkStage& s = stage_;
+            return KernelPart{std::max<long>(0, y + s.pad_height - s.used_height() + 1),
+                              std::min(s.kernel_height, y + s.pad_height + 1),
+                              std::max<long>(0, first / samples_ + s.pad_width - s.used_width() + 1),
+                              std::min(s.kernel_width, last / samples_ + s.pad_width + 1)};
+        };
+    }
+    // Where the first tap of the kernel meets the input of output row `y`.
+    const T* under(Map<T> in, long y) const { return in.at(0, y - stage_.pad_height, -stage_.pad_width); }
+
+    // Turned rows of outputs: one at a time, or, for groups, all of them; and places in a turned `dz`.
+    T* turned_row(long y) { return rows_.data() + (ways_.routed ? y * row_length_ : 0); }
+    T* turned_dz(long y, long lane) {
+        return dz_turned_.data() + (dz_.left + y * dz_.row + lane) * whole(stage_.convolved.channels);
     }
 
-    // The rows of the kernel that meet the map in output rows from `top` to `bottom`, and for which of them.
+    void turned_forward(const Group& group, Map<T> in, long y, Activation activation) {
+        convolve_turned<T>(forward_, group.weights, stage_.convolved.channels, under(in, y), group.bias, activation,
+                           turned_row(y), group.out_lanes, forward_part(y));
+    }
+    void turn_row(long y, long channels, long lanes, T* out, long out_channel) {
+        transpose<T>([&](long lane) { return turned_row(y) + lane * whole(channels); }, lanes, channels, out, out_channel, true);
+    }
+
+    void turn(Map<T> dz) {
+        if (dz_is_turned_) return;
+        long lanes = stage_.used_width() * samples_, outputs = stage_.convolved.channels;
+        for (long y = 0; y < stage_.used_height(); y++)
+            transpose<T>([&](long o) { return dz.at(o, y); }, outputs, lanes, turned_dz(y, 0), whole(outputs), true);
+        dz_is_turned_ = true;
+    }
+
+    void turned_backward(const Group& group, long y, T* out, long out_channel) {
+        const TrunkStage& s = stage_;
+        long outputs = s.convolved.channels, kernel = s.kernel_height * s.kernel_width * outputs;
+        const T* dz = turned_dz(y + s.pad_height, s.pad_width * samples_);
+        for_row_blocks<kSumPositions>(long(group.in_lanes.size()), [&](auto positions, long at) {
+            constexpr int P = decltype(positions)::value;
+            const int32_t* some = group.in_lanes.data() + at;
+            KernelPart part = backward_part(y)(some[0], some[P - 1]);
+            for_row_blocks<kSumChannels>(s.in.channels, [&](auto channels, long first) {
+                constexpr int C = decltype(channels)::value;
+                backward_tile_turned<T, P, C>(backward_, part, group.weights + first * kernel, kernel, dz, whole(outputs), some,
+                                              out + first * out_channel, out_channel);
+            });
+        });
+    }
+
+    // The rows of the kernel, and for which output rows from `top` to `bottom` each meets the map.
     template <class Body>
-    void for_kernel_rows(Map<T> in, long top, long bottom, Body&& body) const {
+    void for_kernel_rows(long top, long bottom, Body&& body) const {
         for (long ky = 0; ky < stage_.kernel_height; ky++) {
             long y0 = std::max({top, stage_.pad_height - ky});
             long y1 = std::min({bottom, stage_.used_height(), stage_.in.height + stage_.pad_height - ky});
-            if (y0 < y1) body(ky * forward_.per_row, y0, y1, in.at(0, y0 - stage_.pad_height, -stage_.pad_width));
+            body(ky * forward_.per_row, y0, std::max(y0, y1));
         }
     }
 
     // For N vectors of outputs from `first` on.
     template <int N>
-    void gradient_turned(Map<T> in, const Group& group, long first) const {
-        long height = stage_.used_height(), outputs = stage_.convolved.channels, length = whole(outputs);
-        long dz_row = stage_.used_width() * samples_ * length;
+    void gradient_turned(Map<T> in, const Group& group, long first, T* gradient, T* bias_gradient,
+                         bool fresh) const {
+        long outputs = stage_.convolved.channels, width = long(group.out_lanes.size());
         const T* dz = dz_turned_.data() + first;
         auto add = [&](T* to, const Vec<T>* sums) {
-            for (long j = 0; j < N; j++, to += kLanes<T>) store_first(to, load(to) + sums[j], outputs - first - j * kLanes<T>);
+            for (long j = 0; j < N; j++, to += kLanes<T>)
+                store_first(to, fresh ? sums[j] : load(to) + sums[j], outputs - first - j * kLanes<T>);
         };
-        for_kernel_rows(in, 0, height, [&](long row, long y0, long y1, const T* origin) {
-            for_row_blocks<kTurnedRows>(forward_.per_row, [&](auto width, long tap) {
-                constexpr int R = decltype(width)::value;
+        for_kernel_rows(0, stage_.used_height(), [&](long row, long y0, long y1) {
+            for_row_blocks<kTurnedRows>(forward_.per_row, [&](auto taps, long tap) {
+                constexpr int R = decltype(taps)::value;
                 Vec<T> sums[R][N] = {};
-                gradient_tile_turned<T, R, N>(sums, origin, forward_.offset.data() + row + tap, in.row, dz + y0 * dz_row, length,
-                                              dz_row, y1 - y0, group.out_lanes);
-                for (int i = 0; i < R; i++) add(group.gradient + forward_.weight[size_t(row + tap + i)] + first, sums[i]);
+                gradient_tile_turned<T, R, N>(sums, under(in, 0), forward_.offset.data() + row + tap,
+                                              group.under_dz.data() + y0 * width, dz, group.dz_places.data() + y0 * width,
+                                              (y1 - y0) * width);
+                for (int i = 0; i < R; i++) add(gradient + forward_.weight[size_t(row + tap + i)] + first, sums[i]);
             });
         });
-        if (!group.bias_gradient) return;
+        if (!bias_gradient) return;
         Vec<T> sums[N] = {};
-        for (long y = 0; y < height; y++)
-            for (int32_t lane : group.out_lanes)
-                for (int j = 0; j < N; j++) sums[j] += load(dz + y * dz_row + lane * length + j * kLanes<T>);
-        add(group.bias_gradient + first, sums);
+        for (int32_t place : group.dz_places)
+            for (int j = 0; j < N; j++) sums[j] += load(dz + place + j * kLanes<T>);
+        add(bias_gradient + first, sums);
     }
 
     void gradient_by_lanes(Map<T> in, Map<T> dz, T* gradient, T* bias_gradient) const {
@@ -261,11 +326,11 @@ class Convolution {
         for (long top = 0; top < height; top += chunk)
             for_row_blocks<kGradientRows>(outputs, [&](auto rows, long first_output) {
                 constexpr int R = decltype(rows)::value;
-                for_kernel_rows(in, top, top + chunk, [&](long row, long y0, long y1, const T* origin) {
+                for_kernel_rows(top, top + chunk, [&](long row, long y0, long y1) {
                     for_row_blocks<kGradientTaps>(forward_.per_row, [&](auto width, long first) {
                         constexpr int N = decltype(width)::value;
                         T sums[round_up(R * N, kLanes<T>)];
-                        gradient_tile<T, R, N>(dz.at(first_output, y0), dz.channel, dz.row, origin,
+                        gradient_tile<T, R, N>(dz.at(first_output, y0), dz.channel, dz.row, under(in, y0),
                                                forward_.offset.data() + row + first, in.row, y1 - y0, lanes, sums);
                         for (int j = 0; j < N; j++) {
                             T* to = gradient + forward_.weight[size_t(row + first + j)] + first_output;
@@ -309,7 +374,9 @@ class Convolution {
     std::vector<Group> groups_;
     std::vector<int32_t> forward_source_, backward_source_;  // where each packed weight comes from
     Buffer<T> forward_weights_, backward_weights_;
-    Buffer<T> row_, dz_turned_;  // [position][channel]: of one row of a map, and of a whole one
+    Buffer<T> rows_, dz_turned_;  // [position][channel]: of some rows of a map, and of a whole one
+    long row_length_;
+    bool dz_is_turned_ = false;
 };
 
 }  // namespace coterie

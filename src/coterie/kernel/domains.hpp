@@ -37,17 +37,19 @@ class DomainKernels {
           residual_(parameters.find(part.residual)),
           scale_(parameters.find(part.scale)),
           block_(residual_ - common_),
-          mix_(static_cast<const T*>(mix)),
-          mixed_(mix_ ? domains_ * block_ : 0) {}
+          mix_(static_cast<const T*>(mix)) {}
 
     long block() const { return block_; }  // length of U, of each V and of each K
     bool mixes() const { return mix_; }
+    long domains() const { return domains_; }
     const std::vector<long>& present() const { return present_; }
 
     // Where things begin in the packed order.
     long common() const { return common_; }
     long residual(long domain) const { return residual_ + domain * block_; }
     long scale() const { return scale_; }
+
+    T weight(long domain, long lender) const { return mix_ ? mix_[domain * domains_ + lender] : T(domain == lender); }
 
     // Calls `body(lender, weight)` for every V that a domain borrows from.
     template <class Body>
@@ -56,91 +58,104 @@ class DomainKernels {
         for (long e = 0; e < domains_; e++) body(e, mix_[domain * domains_ + e]);
     }
 
-    // What is scaled and added to U for a domain that occurs.
-    const T* added(long domain, const T* weights) const {
-        return mix_ ? mixed_.data() + domain * block_ : weights + residual(domain);
-    }
-    // Of domains that occur.
+    // K[d] of a domain that occurs.
     T* kernel(long domain) { return kernels_.data() + place_of(domain) * block_; }
-    T* share(long domain) { return shares_.data() + place_of(domain) * block_; }
+    bool is_present(long domain) const { return place_of(domain) < long(present_.size()); }
+
+    // Once per step: which domains occur.
+    void begin_step(const std::vector<Run>& runs) {
+        present_.clear();
+        runs_left_.assign(size_t(domains_), 0);
+        slots_.assign(size_t(domains_), -1);
+        free_slots_.clear();
+        for (const Run& run : runs)
+            if (runs_left_[size_t(run.domain)]++ == 0) {
+                free_slots_.push_back(long(present_.size()));
+                present_.push_back(run.domain);
+            }
+    }
+
+    // Makes K[d] of a domain that occurs.
+    void merge(const T* weights, long domain) {
+        make_room(kernels_);
+        T* merged = kernel(domain);
+        for_chunks([&](long first, long count) {
+            const T* base = weights + common_ + first;
+            for_lenders(domain, [&](long e, T weight) {
+                add_scaled(base, weights + residual(e) + first, weights[scale_] * weight, merged + first, count);
+                base = merged + first;
+            });
+        });
+    }
+
+    // What becomes of the gradient of K[d] that a batch adds up in `share`.
+    struct Sharing {
+        const T* weights;
+        T* common;  // where the gradient of U is added up
+        Optimiser<T>& optimiser;
+    };
+
+    // Where the gradient of a domain that occurs is added up; anything may be there at first. Domains follow each other in
+    // the same memory, which stays in the cache.
+    bool has_share(long domain) const { return slots_[size_t(domain)] >= 0; }
+    T* share(long domain) {
+        long& slot = slots_[size_t(domain)];
+        if (slot < 0) {
+            make_room(shares_);
+            slot = free_slots_.back();
+            free_slots_.pop_back();
+        }
+        return shares_.data() + slot * block_;
+    }
+
+    // After each run of a batch: without A, a domain is updated with its last one. Returns, as `end_shares` does, a part of
+    // share . (A V)[d], the gradient of the scale.
+    T end_run(long domain, const Sharing& sharing) {
+        if (--runs_left_[size_t(domain)] > 0 || mix_) return 0;
+        T dot = 0;
+        for_chunks([&](long first, long count) {
+            add_scaled(sharing.common + first, share(domain) + first, T(1), sharing.common + first, count);
+            dot += update(domain, share(domain) + first, first, count, sharing);
+        });
+        free_slots_.push_back(slots_[size_t(domain)]);
+        return dot;
+    }
+
+    // After all: with A, every domain is updated from all shares.
+    T end_shares(const Sharing& sharing) {
+        T dot = 0, borrowed[kChunk];
+        if (!mix_) update_absent(sharing.optimiser);
+        for_chunks([&](long first, long count) {
+            if (!mix_) return;
+            for (long d : present_) add_scaled(sharing.common + first, share(d) + first, T(1), sharing.common + first, count);
+            for (long e = 0; e < domains_; e++) {
+                std::memset(borrowed, 0, sizeof borrowed);
+                for (long d : present_) add_scaled(borrowed, share(d) + first, mix_[d * domains_ + e], borrowed, count);
+                dot += update(e, borrowed, first, count, sharing);
+            }
+        });
+        return dot;
+    }
+
+    // Without A, for domains that do not occur: momentum goes on, and weights decay.
+    void update_absent(Optimiser<T>& optimiser) {
+        if (optimiser.kind() == UpdateKind::plain) return;  // no gradient, and a rule without memory
+        const T zeros[kChunk] = {};
+        for (long e = 0; e < domains_; e++)
+            if (!is_present(e))
+                for_chunks([&](long first, long count) { optimiser.update_all(residual(e) + first, zeros, count); });
+    }
+
+   private:
+    static constexpr long kChunk = 512;  // what is read more than once stays in the cache
+
     long place_of(long domain) const {
         return std::find(present_.begin(), present_.end(), domain) - present_.begin();
     }
 
-    // Once per step: which domains occur, and what each borrows.
-    void begin_step(const T* weights, const std::vector<Run>& runs) {
-        present_.clear();
-        for (const Run& run : runs)
-            if (!is_present(run.domain)) present_.push_back(run.domain);
-        if (!mix_) return;
-        for (long first = 0; first < block_; first += kChunk)
-            for (long d : present_) {
-                T* row = mixed_.data() + d * block_ + first;
-                long count = std::min(kChunk, block_ - first);
-                std::memset(row, 0, size_t(count) * sizeof(T));
-                for (long e = 0; e < domains_; e++)
-                    add_scaled(weights + residual(e) + first, mix_[d * domains_ + e], row, count);
-            }
-    }
-
-    // K[d] of the domains that occur.
-    void merge(const T* weights) {
-        make_room(kernels_);
-        const T* common = weights + common_;
-        const T scale = weights[scale_];
-        for (long d : present_) {
-            const T* from = added(d, weights);
-            T* to = kernel(d);
-            for (long i = 0; i < block_; i += kLanes<T>) store(to + i, load(common + i) + scale * load(from + i));
-        }
-    }
-
-    // Gradients by domain are to be added up in `share`; nothing is there yet.
-    void clear_shares() {
-        make_room(shares_);
-        for (long d : present_) std::memset(share(d), 0, size_t(block_) * sizeof(T));
-    }
-
-    // From shares of K[d] to the gradients of U and of the scale, added to `total`, which begins with U; and the update of
-    // all V[e]. What is read more than once stays in the cache.
-    void share_with_all(const T* weights, T* total, Optimiser<T>& optimiser) {
-        const T scale = weights[scale_];
-        Vec<T> scale_gradient{};
-        for (long first = 0; first < block_; first += kChunk) {
-            long count = std::min(kChunk, block_ - first);
-            for (long d : present_) {
-                const T *from = share(d) + first, *met = added(d, weights) + first;
-                for (long i = 0; i < count; i += kLanes<T>) {
-                    store(total + first + i, load(total + first + i) + load(from + i));
-                    scale_gradient += load(from + i) * load(met + i);
-                }
-            }
-            update_residuals(first, count, scale, optimiser);
-        }
-        total[scale_ - common_] += sum_lanes<T>(scale_gradient);
-    }
-
-    // The update of all V[e] from shares that count `factor` times.
-    void update_residuals(T factor, Optimiser<T>& optimiser) {
-        for (long first = 0; first < block_; first += kChunk)
-            update_residuals(first, std::min(kChunk, block_ - first), factor, optimiser);
-    }
-
-    // The same for domains that do not occur, without A: momentum goes on, and weights decay.
-    void update_absent(Optimiser<T>& optimiser) {
-        const T zeros[kChunk] = {};
-        for (long e = 0; e < domains_; e++)
-            for (long first = 0; first < block_ && !is_present(e) && !is_idle(e, optimiser); first += kChunk)
-                optimiser.update_all(residual(e) + first, zeros, std::min(kChunk, block_ - first));
-    }
-
-   private:
-    static constexpr long kChunk = 512;
-
-    bool is_present(long domain) const { return place_of(domain) < long(present_.size()); }
-    // Nothing would change: no gradient, and a rule without memory.
-    bool is_idle(long domain, const Optimiser<T>& optimiser) const {
-        return optimiser.kind() == UpdateKind::plain && !is_present(domain);
+    template <class Body>
+    void for_chunks(Body&& body) const {
+        for (long first = 0; first < block_; first += kChunk) body(first, std::min(kChunk, block_ - first));
     }
 
     // A client's samples have few domains as a rule: room is made for those that occur.
@@ -148,25 +163,36 @@ class DomainKernels {
         if (blocks.size() < long(present_.size()) * block_) blocks.resize(long(present_.size()) * block_);
     }
 
-    static void add_scaled(const T* values, T factor, T* to, long count) {
-        for (long i = 0; i < count; i++) to[i] += factor * values[i];
+    static void add_scaled(const T* base, const T* values, T factor, T* to, long count) {
+        for (long i = 0; i < count; i += kLanes<T>) store(to + i, load(base + i) + factor * load(values + i));
     }
 
-    void update_residuals(long first, long count, T factor, Optimiser<T>& optimiser) {
-        for (long e = 0; e < domains_; e++) {
-            if (!mix_ && is_idle(e, optimiser)) continue;
-            T gradient[kChunk] = {};
-            for (long d : present_)
-                if (T weight = mix_ ? mix_[d * domains_ + e] : T(d == e); weight != 0)
-                    add_scaled(share(d) + first, factor * weight, gradient, count);
-            optimiser.update_all(residual(e) + first, gradient, count);
+    // A chunk of V[e]; returns its product with the gradient.
+    T update(long e, const T* gradient, long first, long count, const Sharing& sharing) const {
+        T dot = 0;
+        sharing.optimiser.with_kind([&](auto kind) {
+            dot = update<decltype(kind)::value>(residual(e) + first, gradient, count, sharing.weights, sharing.weights[scale_],
+                                                sharing.optimiser);
+        });
+        return dot;
+    }
+    template <UpdateKind kind>
+    static T update(long at, const T* gradient, long count, const T* weights, T factor, Optimiser<T>& optimiser) {
+        Vec<T> dot{};  // a variable of this loop alone, which stays in a register
+        for (long i = 0; i < count; i += kLanes<T>) {
+            Vec<T> one = load(gradient + i);
+            dot += one * load(weights + at + i);
+            optimiser.template update<kind>(at + i, factor * one);
         }
+        return sum_lanes<T>(dot);
     }
 
     long domains_, common_, residual_, scale_, block_;
     const T* mix_;
-    Buffer<T> mixed_, kernels_, shares_;
+    Buffer<T> kernels_, shares_;
     std::vector<long> present_;
+    std::vector<long> runs_left_, slots_;  // by domain: runs whose gradient is to come, and place among `shares_`
+    std::vector<long> free_slots_;
 };
 
 }  // namespace coterie

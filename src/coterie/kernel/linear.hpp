@@ -147,8 +147,8 @@ void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T
     }
 }
 
-// `updater` takes the gradients: an Optimiser, or what adds them up. `offset` is where the layer's weights begin among all
-// packed weights; `dx` may be null (nothing below learns).
+// `updater` takes the gradients: an Optimiser, or what passes them on to one. `offset` is where the layer's weights begin among
+// all packed weights; `dx` may be null (nothing below learns).
 template <class T, class Updater>
 void linear_backward(const PackedLinear<T>& layer, Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx,
                      long stride, long samples, Updater& updater, long offset) {
@@ -162,22 +162,6 @@ void linear_backward(const PackedLinear<T>& layer, Rows<T> x, const T* weights, 
                                                             offset);
     });
 }
-
-// Instead of an Optimiser: adds the gradients up, packed as the weights are.
-template <class T>
-struct Adder {
-    T* sums;
-
-    template <UpdateKind, int R, int N>
-    COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < N; j++, at += kLanes<T>) store(sums + at, load(sums + at) + gradient[i][j]);
-    }
-    template <class Body>
-    void with_kind(Body&& body) {
-        body(std::integral_constant<UpdateKind, UpdateKind::plain>{});
-    }
-};
 
 // The first half alone, for whoever wants the gradient of the inputs and leaves the weights as they are.
 template <class T>

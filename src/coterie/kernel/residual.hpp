@@ -1,7 +1,7 @@
-// A linear layer with residuals for domains (domains.hpp): the layer itself for all samples, and for every run of a batch
-// the residual of its domain, as a layer of its own:
+// A linear layer with residuals for domains (domains.hpp): the layer itself for all samples, and the residuals as layers of
+// their own:
 //
-//   z = x U^T + scale * r,   r = x (A V)[domain]^T
+//   z = x U^T + scale * r,   r[sample] = sum over e of A[domain of the sample][e] x V[e]^T
 //
 // In a batch of many domains nothing is merged: every V is then read once on the way up, and read and updated once on the
 // way down. A batch of one domain is cheaper with its merged kernel, from whose gradient all are updated at once.
@@ -28,17 +28,20 @@ struct JointUpdate {
 
     template <UpdateKind kind, int R, int N>
     COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
-        const T *met = kernels.added(domain, weights) + at, *is_real = real + at;
-        Vec<T> dot = scale_gradient;
+        const T* is_real = real + at;
+        Vec<T> known[R][N];
         for (int i = 0; i < R; i++)
-            for (int j = 0; j < N; j++, met += kLanes<T>, is_real += kLanes<T>)
-                dot += load(is_real) != 0 ? gradient[i][j] * load(met) : Vec<T>{};
-        scale_gradient = dot;
+            for (int j = 0; j < N; j++, is_real += kLanes<T>) known[i][j] = load(is_real) != 0 ? gradient[i][j] : Vec<T>{};
         optimiser.template update<kind>(kernels.common() + at, gradient);
         kernels.for_lenders(domain, [&](long lender, T weight) {
-            Vec<T> scaled[R][N];
+            const T* met = weights + kernels.residual(lender) + at;
+            Vec<T> dot{}, scaled[R][N];
             for (int i = 0; i < R; i++)
-                for (int j = 0; j < N; j++) scaled[i][j] = scale * weight * gradient[i][j];
+                for (int j = 0; j < N; j++, met += kLanes<T>) {
+                    dot += known[i][j] * load(met);
+                    scaled[i][j] = scale * weight * gradient[i][j];
+                }
+            scale_gradient += weight * dot;
             optimiser.template update<kind>(kernels.residual(lender) + at, scaled);
         });
     }
@@ -67,6 +70,7 @@ class ResidualLinear {
           bias_(bias),
           stride_(stride),
           residue_(batch * shape.row_length()),
+          lent_(batch * shape.row_length()),
           turned_(round_up(shape.outputs, kInputRows) * stride),
           dx_(shape.rows() * stride),
           bias_gradient_(shape.row_length()),
@@ -80,36 +84,69 @@ class ResidualLinear {
     void forward(Rows<T> x, const T* weights, T* z, const int64_t* domains, const int64_t* order, long samples,
                  Activation activation) {
         runs_ = runs_of(domains, order, samples, samples);
-        kernels_.begin_step(weights, runs_);
+        kernels_.begin_step(runs_);
         if (is_merged()) {
-            kernels_.merge(weights);
+            kernels_.merge(weights, kernels_.present()[0]);
             return product(x, kernels_.kernel(kernels_.present()[0]), z, samples, activation);
         }
         product(x, weights + kernels_.common(), z, samples);
-        for (const Run& run : runs_)
-            product(x.from(run.first), kernels_.added(run.domain, weights), row(residue_.data(), run), run.size);
+        std::memset(residue_.data(), 0, size_t(samples * shape_.row_length()) * sizeof(T));
+        for_loans(samples, [&](const Loan& loan) {
+            product(x.from(loan.first), weights + kernels_.residual(loan.lender), row(lent_, loan.first), loan.size);
+            for_vectors(loan, [&](long at, T weight) {
+                store(residue_.data() + at, load(residue_.data() + at) + weight * load(lent_.data() + at));
+            });
+        });
         const T scale = weights[kernels_.scale()];
         for (long i = 0; i < samples * shape_.row_length(); i += kLanes<T>)
             store(z + i, activate<T>(load(z + i) + scale * load(residue_.data() + i), activation));
     }
 
-    // `dz` [sample][output], also `turned` as [output][sample]; `dz` may be scaled on the way. `dx` may be null.
-    void backward(Rows<T> x, const T* weights, T* dz, const T* turned, T* dx, long samples, Optimiser<T>& optimiser) {
+    // `dz` [sample][output], also `turned` as [output][sample]. `dx` may be null.
+    void backward(Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx, long samples, Optimiser<T>& optimiser) {
         if (is_merged()) return backward_merged(x, weights, dz, turned, dx, samples, optimiser);
         const T scale = weights[kernels_.scale()], scale_gradient = dot_residue(dz, samples);
-        linear_backward<T>(shape_, x, weights + kernels_.common(), dz, turned, dx, stride_, samples, optimiser,
-                           kernels_.common());
-        if (bias_ >= 0) update_bias(dz, samples, optimiser, kernels_.common());
-        for (long i = 0; i < samples * shape_.row_length(); i += kLanes<T>) store(dz + i, scale * load(dz + i));
-        // A residual may be updated in passing if this is the only place where it is needed.
-        if (!kernels_.mixes() && kernels_.present().size() == runs_.size())
-            update_in_passing(x, weights, dz, dx, optimiser);
-        else
-            update_from_shares(x, weights, dz, dx, optimiser);
+        layer_backward(x, weights, dz, turned, dx, samples, optimiser, kernels_.common());
+        for_loans(samples, [&](const Loan& loan) {
+            for_vectors(loan, [&](long at, T weight) { store(lent_.data() + at, scale * weight * load(dz + at)); });
+            const T* own = row(lent_, loan.first);
+            if (dx) turn(own, loan.size);
+            layer_backward(x.from(loan.first), weights, own, turned_.data(), dx ? dx_.data() : nullptr, loan.size, optimiser,
+                           kernels_.residual(loan.lender));
+            if (dx) add_to_input(dx, loan);
+        });
+        if (!kernels_.mixes()) kernels_.update_absent(optimiser);
         update_scale(scale_gradient, optimiser);
     }
 
    private:
+    // Neighbouring samples that meet the residual of one domain, each with what its own domain borrows.
+    struct Loan {
+        long lender, first, size;
+    };
+
+    // Every residual is met once, so that it may be updated in passing.
+    template <class Body>
+    void for_loans(long samples, Body&& body) const {
+        if (!kernels_.mixes() && kernels_.present().size() == runs_.size()) {
+            for (const Run& run : runs_) body(Loan{run.domain, run.first, run.size});
+            return;
+        }
+        for (long lender = 0; lender < kernels_.domains(); lender++)
+            if (kernels_.mixes() || kernels_.is_present(lender)) body(Loan{lender, 0, samples});
+    }
+
+    // Calls `body(place, weight)` for every vector of the outputs of a loan.
+    template <class Body>
+    void for_vectors(const Loan& loan, Body&& body) const {
+        for (const Run& run : runs_) {
+            if (run.first < loan.first || run.first >= loan.first + loan.size) continue;
+            const T weight = kernels_.weight(run.domain, loan.lender);
+            for (long at = run.first * shape_.row_length(); at < (run.first + run.size) * shape_.row_length(); at += kLanes<T>)
+                body(at, weight);
+        }
+    }
+
     bool is_merged() const { return kernels_.present().size() == 1; }
 
     void backward_merged(Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx, long samples,
@@ -127,14 +164,17 @@ class ResidualLinear {
         optimiser.update_all(kernels_.scale(), lanes, kLanes<T>);
     }
 
-    T* row(T* rows, const Run& run) const { return rows + run.first * shape_.row_length(); }
+    T* row(Buffer<T>& rows, long sample) const { return rows.data() + sample * shape_.row_length(); }
 
     void product(Rows<T> x, const T* weights, T* out, long samples, Activation activation = Activation::none) const {
         linear_forward<T>(shape_, x, weights, bias_ >= 0 ? weights + bias_ : nullptr, out, samples, activation);
     }
 
-    void update_bias(const T* dz, long samples, Optimiser<T>& optimiser, long block) {
-        bias_backward<T>(shape_, dz, samples, optimiser, block + bias_, bias_gradient_.data());
+    // Of the layer whose weights begin at `block`.
+    void layer_backward(Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx, long samples, Optimiser<T>& optimiser,
+                        long block) {
+        linear_backward<T>(shape_, x, weights + block, dz, turned, dx, stride_, samples, optimiser, block);
+        if (bias_ >= 0) bias_backward<T>(shape_, dz, samples, optimiser, block + bias_, bias_gradient_.data());
     }
 
     void turn(const T* dz, long samples) {
@@ -142,40 +182,11 @@ class ResidualLinear {
         transpose<T>(at, samples, shape_.outputs, turned_.data(), stride_);
     }
 
-    void update_in_passing(Rows<T> x, const T* weights, T* dz, T* dx, Optimiser<T>& optimiser) {
-        for (const Run& run : runs_) {
-            const T* own = row(dz, run);
-            long block = kernels_.residual(run.domain);
-            if (dx) turn(own, run.size);
-            linear_backward<T>(shape_, x.from(run.first), weights + block, own, turned_.data(), dx ? dx_.data() : nullptr,
-                               stride_, run.size, optimiser, block);
-            if (bias_ >= 0) update_bias(own, run.size, optimiser, block);
-            if (dx) add_to_input(dx, run);
-        }
-        kernels_.update_absent(optimiser);
-    }
-
-    void update_from_shares(Rows<T> x, const T* weights, T* dz, T* dx, Optimiser<T>& optimiser) {
-        kernels_.clear_shares();
-        for (const Run& run : runs_) {
-            const T* own = row(dz, run);
-            T* share = kernels_.share(run.domain);
-            Adder<T> adder{share};
-            if (dx) turn(own, run.size);
-            linear_backward<T>(shape_, x.from(run.first), kernels_.added(run.domain, weights), own, turned_.data(),
-                               dx ? dx_.data() : nullptr, stride_, run.size, adder, 0);
-            for (long j = 0; bias_ >= 0 && j < run.size; j++)
-                for (long o = 0; o < shape_.outputs; o++) share[bias_ + o] += own[j * shape_.row_length() + o];
-            if (dx) add_to_input(dx, run);
-        }
-        kernels_.update_residuals(T(1), optimiser);
-    }
-
-    void add_to_input(T* dx, const Run& run) const {
+    void add_to_input(T* dx, const Loan& loan) const {
         for (long i = 0; i < shape_.inputs; i++)
-            for (long j = 0; j < run.size; j += kLanes<T>) {
-                T* to = dx + i * stride_ + run.first + j;
-                store_first(to, load(to) + load(dx_.data() + i * stride_ + j), run.size - j);
+            for (long j = 0; j < loan.size; j += kLanes<T>) {
+                T* to = dx + i * stride_ + loan.first + j;
+                store_first(to, load(to) + load(dx_.data() + i * stride_ + j), loan.size - j);
             }
     }
 
@@ -195,7 +206,8 @@ class ResidualLinear {
     long bias_, stride_;
     std::vector<Run> runs_;     // of the present batch
     Buffer<T> residue_;         // r of the last forward
-    Buffer<T> turned_, dx_;     // of one run
+    Buffer<T> lent_;            // z or dz of one loan
+    Buffer<T> turned_, dx_;     // of one loan
     Buffer<T> bias_gradient_;
     Buffer<T> real_;            // one where a packed position holds a weight, zero elsewhere
 };

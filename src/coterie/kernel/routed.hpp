@@ -20,11 +20,12 @@ class Routed {
           alone_(one_stage(stage_, {})),
           mixed_(one_stage(stage_, stage_.domain)),
           own_(alone_),
-          fills_vectors_(fills_vectors(stage_.in.channels) && fills_vectors(stage_.convolved.channels)),
           kernels_(stage_.domain, stage_.weight, net.mix, parameters),
           layout_(stage_.in, round_up(batch, kLanes<T>), 0, 0),
           values_(layout_.size),
-          gradient_(layout_.size) {}
+          gradient_(layout_.size) {
+        for (long size = 0; size < kLanes<T>; size++) joins_[size] = Convolution<T>::pays_to_join(stage_, size);
+    }
 
     // The map that enters the stage, for samples from `first` on, and its gradient.
     Map<T> values(long first) { return from(layout_.view(values_.data()), first); }
@@ -33,13 +34,10 @@ class Routed {
     void forward(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep, Map<T> out) {
         // Long runs are cut, so that few sizes occur and each has its working memory.
         std::vector<Run> runs = runs_of(inputs.domains, order, samples, kLanes<T>);
-        kernels_.begin_step(weights, runs);
-        kernels_.merge(weights);
-        if (keep) kernels_.clear_shares();
-        bool mixes = fills_vectors_ && kernels_.present().size() > 1;
-        if (keep && mixes) turn_kernels();
+        kernels_.begin_step(runs);
+        for (long domain : kernels_.present()) kernels_.merge(weights, domain);
         for (auto& [key, part] : parts_) part.packed = nullptr;
-        make_blocks(runs, mixes, keep);
+        make_blocks(runs, keep);
         for (const Block& block : blocks_) {
             Trunk<T>& part = part_for(block, keep);
             copy(values(block.first), part.input(block.place), block.size);
@@ -51,14 +49,21 @@ class Routed {
     // fills `gradient` if somebody wants it.
     void backward(const T* weights, Map<T> out_gradient, Map<T> out_value, T* total, Optimiser<T>& optimiser,
                   bool to_input) {
+        const Sharing sharing{weights, total + kernels_.common(), optimiser};
+        T scale_gradient = 0;
         // from the end: what was packed last need not be packed again
         for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
-            Map<T> back = part_for(*block, to_input)
-                              .backward(block->place, from(out_gradient, block->first), from(out_value, block->first),
-                                        block->groups[0].share, to_input);
-            if (to_input) copy(back, gradient(block->first), block->size);
+            Trunk<T>& part = part_for(*block, to_input);
+            part.begin_backward(block->place, from(out_gradient, block->first), from(out_value, block->first));
+            for (size_t g = 0; g < block->groups.size(); g++) {
+                long domain = block->domains[g];
+                bool fresh = !kernels_.has_share(domain);
+                part.weight_gradient(block->place, long(g), kernels_.share(domain), fresh);
+                scale_gradient += kernels_.end_run(domain, sharing);
+            }
+            if (to_input) copy(part.to_input(), gradient(block->first), block->size);
         }
-        kernels_.share_with_all(weights, total + kernels_.common(), optimiser);
+        total[kernels_.scale()] += scale_gradient + kernels_.end_shares(sharing);
     }
 
     // Where the residuals lie in the packed order: from here to there.
@@ -66,6 +71,8 @@ class Routed {
     long residuals_end() const { return kernels_.scale(); }
 
    private:
+    using Sharing = typename DomainKernels<T>::Sharing;
+
     static Network one_stage(TrunkStage stage, const DomainPart& domain) {
         stage.domain = domain;
         stage.weight.offset = 0;
@@ -86,6 +93,7 @@ class Routed {
     struct Block {
         long first, size, place;  // and where its part keeps what the way back needs
         std::vector<SampleGroup<T>> groups;
+        std::vector<long> domains;  // of the groups
     };
 
     struct Part {
@@ -93,30 +101,20 @@ class Routed {
         const void* packed = nullptr;  // whose weights it has ready in this step
     };
 
-    static bool fills_vectors(long channels) { return 3 * channels >= 2 * round_up(channels, kLanes<T>); }
-
-    // The kernels of all domains that occur, for the way back through mixed blocks.
-    void turn_kernels() {
-        long needed = Convolution<T>::backward_size(stage_) * long(kernels_.present().size());
-        if (turned_.size() < needed) turned_.resize(needed);
-        for (long domain : kernels_.present()) Convolution<T>::turn_kernel(stage_, kernels_.kernel(domain), turned(domain));
-    }
-    T* turned(long domain) { return turned_.data() + kernels_.place_of(domain) * Convolution<T>::backward_size(stage_); }
-
     // Runs that leave a vector of samples half empty share a block.
-    void make_blocks(const std::vector<Run>& runs, bool mixes, bool keep) {
+    void make_blocks(const std::vector<Run>& runs, bool keep) {
+        bool mixes = kernels_.present().size() > 1;
         blocks_.clear();
         bool may_join = false;
         for (const Run& run : runs) {
-            bool is_short = mixes && run.size < kLanes<T>;
-            if (!may_join || !is_short || blocks_.back().size + run.size > 2 * kLanes<T>) blocks_.push_back({run.first, 0, 0, {}});
+            bool is_short = mixes && run.size < kLanes<T> && joins_[run.size];
+            if (!may_join || !is_short || blocks_.back().size + run.size > 2 * kLanes<T>)
+                blocks_.push_back({run.first, 0, 0, {}, {}});
             may_join = is_short;
             Block& block = blocks_.back();
-            block.groups.push_back({block.size, run.size, kernels_.kernel(run.domain), nullptr, nullptr});
+            block.groups.push_back({block.size, run.size, kernels_.kernel(run.domain)});
+            block.domains.push_back(run.domain);
             block.size += run.size;
-            if (!keep) continue;
-            block.groups.back().share = kernels_.share(run.domain);
-            if (mixes) block.groups.back().backward = turned(run.domain);
         }
         std::map<std::pair<long, bool>, long> seen;
         for (Block& block : blocks_)
@@ -142,11 +140,10 @@ class Routed {
     TrunkStage stage_;
     Network alone_, mixed_;  // this stage as a network of its own, for one domain and for many
     Parameters<T> own_;      // which packs the weights of `alone_` as a block of `kernels_`
-    bool fills_vectors_;     // whether channels do, where a block of many kernels has them (tiles.hpp)
+    bool joins_[kLanes<T>];  // whether a run of so many samples shares a block with others
     DomainKernels<T> kernels_;
     MapLayout<T> layout_;
     Buffer<T> values_, gradient_;
-    Buffer<T> turned_;  // kernels for the way back, by place among the domains that occur
     std::vector<Block> blocks_;  // of the present batch
     std::map<std::pair<long, bool>, Part> parts_;  // by number of samples, and whether they are mixed
 };

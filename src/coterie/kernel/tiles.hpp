@@ -4,8 +4,9 @@
 // (column, sample) positions, summed over taps. A tap is (kernel row, kernel column, input channel), in that order, so
 // that the taps of a part of the kernel are a few contiguous runs. At the edge of a map only that part is visited.
 //
-// Where few samples on a small map would leave vectors half empty, the product is turned: rows of positions against vectors
-// of channels. The same holds for the gradient, which then needs no sums over lanes.
+// Where few samples on a small map would leave vectors half empty, the vectors hold the channels of the output instead: forward,
+// rows of positions against vectors of channels; the gradient, which then needs no sums over lanes, the same; and backward, a sum
+// over vectors of outputs.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +23,8 @@ constexpr int kChannelRows = kManyRegisters ? 12 : 6;     // height of the produ
 constexpr int kGradientRows = kManyRegisters ? 6 : 4;     // output channels ...
 constexpr int kGradientTaps = kManyRegisters ? 4 : 3;     // ... and taps of the weight gradient's tile
 constexpr int kTurnedRows = kManyRegisters ? 8 : 6;        // height of the turned tiles: each row is a pointer
+constexpr int kSumPositions = 2;                          // positions ...
+constexpr int kSumChannels = kManyRegisters ? 8 : 4;      // ... and channels of the tile that sums over outputs
 constexpr long kGradientChunkBytes = 24 * 1024;           // of gradient kept in the first-level cache meanwhile
 
 // The part of the kernel that can touch the map from some place.
@@ -159,17 +162,43 @@ void convolve_turned(const TapTable<T>& taps, const T* weights, long channels, c
     });
 }
 
-// sums[tap][channels] over some positions of rows of a map: in[offset[tap] + position] * dz[position][channels].
+// sums[tap][channels] over some positions of a map, in[offset[tap] + in_at] * dz[dz_at][channels].
 template <class T, int R, int N>
-void gradient_tile_turned(Vec<T> (&sums)[R][N], const T* in, const int32_t* offset, long in_row, const T* dz, long length,
-                          long dz_row, long rows, const std::vector<int32_t>& positions) {
-    for (long y = 0; y < rows; y++) {
-        const T* left[R];
-        for (int i = 0; i < R; i++) left[i] = in + y * in_row + offset[i];
-        multiply_add<T>(
-            sums, long(positions.size()), [&](int i, long k) { return left[i][positions[size_t(k)]]; },
-            [&](long k) { return dz + y * dz_row + positions[size_t(k)] * length; });
+void gradient_tile_turned(Vec<T> (&sums)[R][N], const T* in, const int32_t* offset, const int32_t* in_at, const T* dz,
+                          const int32_t* dz_at, long positions) {
+    const T* left[R];
+    for (int i = 0; i < R; i++) left[i] = in + offset[i];
+    multiply_add<T>(
+        sums, positions, [&](int i, long k) { return left[i][in_at[k]]; }, [&](long k) { return dz + dz_at[k]; });
+}
+
+// out[channel][position] = sum over taps and outputs of dz[position + tap][outputs] * weights[channel][tap][outputs], for some
+// positions and channels; here a tap is a vector of outputs. `length` is the distance between positions of `dz`, whose lanes
+// behind the outputs are zero, and `kernel` that between the weights of channels.
+template <class T, int P, int C>
+void backward_tile_turned(const TapTable<T>& taps, const KernelPart& part, const T* weights, long kernel, const T* dz, long length,
+                          const int32_t* positions, T* out, long out_channel) {
+    Vec<T> sums[P][C];
+    for (int i = 0; i < P; i++)
+        for (int j = 0; j < C; j++) sums[i][j] = Vec<T>{};
+    const T* from[P];
+    for (int i = 0; i < P; i++) from[i] = dz + positions[i] * length;
+    for (long row = part.row_begin; row < part.row_end; row++) {
+        long first = row * taps.per_row + part.column_begin * taps.per_column;
+        const int32_t *offset = taps.offset.data() + first, *weight = taps.weight.data() + first;
+        for (long k = 0; k < (part.column_end - part.column_begin) * taps.per_column; k++) {
+            Vec<T> right[C];
+            for (int j = 0; j < C; j++) right[j] = load(weights + j * kernel + weight[k]);
+            for (int i = 0; i < P; i++) {
+                Vec<T> left = load(from[i] + offset[k]);
+                for (int j = 0; j < C; j++) sums[i][j] += left * right[j];
+            }
+        }
     }
+    T flat[round_up(P * C, kLanes<T>)];
+    sum_lanes_of_all<T, P * C>(&sums[0][0], flat);
+    for (int i = 0; i < P; i++)
+        for (int j = 0; j < C; j++) out[j * out_channel + positions[i]] = flat[i * C + j];
 }
 
 }  // namespace coterie

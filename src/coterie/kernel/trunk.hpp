@@ -61,44 +61,43 @@ class Trunk {
         }
     }
 
-    // `gradient` has the packed order of all parameters; this block's share is added. Returned is the gradient of the
-    // block's inputs, if it is wanted and the first stage learns.
-    Map<T> backward(long block, Map<T> out_gradient, Map<T> out_value, T* gradient, bool to_input = false) {
-        Kept& kept = kept_[block];
+    // `gradient` has the packed order of all parameters; this block's share is added.
+    void backward(long block, Map<T> out_gradient, Map<T> out_value, T* gradient) {
         for (long i = long(stages_.size()) - 1; i >= lowest_; i--) {
-            Stage& stage = stages_[i];
-            const TrunkStage& shape = stage.shape;
-            Map<T> in = stage.in.view(kept.inputs[i].data());
-            Map<T> in_gradient = stage.gradient.view(stage.in_gradient.data());
-            Map<T> target = shape.convolves ? stage.convolution->dz_layout().view(stage.dz.data()) : in_gradient;
-            backward_to(stage, out_gradient, out_value, kept.winners[i].data(), target);
-            if (shape.convolves) {
-                T* bias_gradient = shape.bias.present() ? gradient + stage.bias : nullptr;
-                stage.convolution->weight_gradient(in, target, gradient + stage.weight, bias_gradient);
-                if (i > lowest_ || to_input)
-                    for (long y = 0; y < shape.in.height; y++)
-                        stage.convolution->backward_row(target, y, in_gradient.at(0, y), in_gradient.channel);
-            }
-            out_gradient = in_gradient;
-            out_value = in;
+            begin_backward(block, out_gradient, out_value, i);
+            if (stages_[i].shape.convolves) weight_gradient(block, 0, gradient, false, i);
+            if (i > lowest_) out_gradient = to_input(i);
+            out_value = input_of(block, i);
         }
-        return out_gradient;
+    }
+
+    // The way back through one stage, in three parts: from the gradient and value of its output to that of its product, ...
+    void begin_backward(long block, Map<T> out_gradient, Map<T> out_value, long i = 0) {
+        Stage& stage = stages_[i];
+        backward_to(stage, out_gradient, out_value, kept_[block].winners[i].data(), target(stage));
+        if (stage.shape.convolves) stage.convolution->begin_backward();
+    }
+    // ... to the gradient of the weights, to which is added what comes from one group of samples (convolution.hpp), ...
+    void weight_gradient(long block, long group, T* gradient, bool fresh, long i = 0) {
+        Stage& stage = stages_[i];
+        T* bias_gradient = stage.shape.bias.present() ? gradient + stage.bias : nullptr;
+        stage.convolution->weight_gradient(input_of(block, i), target(stage), group, gradient + stage.weight, bias_gradient,
+                                           fresh);
+    }
+    // ... and to that of its input.
+    Map<T> to_input(long i = 0) {
+        Stage& stage = stages_[i];
+        Map<T> in_gradient = stage.gradient.view(stage.in_gradient.data());
+        if (stage.shape.convolves) stage.convolution->backward(target(stage), in_gradient);
+        return in_gradient;
     }
 
     // Down to the gradient of the block's inputs, leaving the weights alone.
     Map<T> backward_to_input(long block, Map<T> out_gradient, Map<T> out_value) {
-        Kept& kept = kept_[block];
         for (long i = long(stages_.size()) - 1; i >= 0; i--) {
-            Stage& stage = stages_[i];
-            Map<T> in_gradient = stage.gradient.view(stage.in_gradient.data());
-            bool convolves = stage.shape.convolves;
-            Map<T> target = convolves ? stage.convolution->dz_layout().view(stage.dz.data()) : in_gradient;
-            backward_to(stage, out_gradient, out_value, kept.winners[i].data(), target);
-            if (convolves)
-                for (long y = 0; y < stage.shape.in.height; y++)
-                    stage.convolution->backward_row(target, y, in_gradient.at(0, y), in_gradient.channel);
-            out_gradient = in_gradient;
-            out_value = stage.in.view(kept.inputs[i].data());
+            begin_backward(block, out_gradient, out_value, i);
+            out_gradient = to_input(i);
+            out_value = input_of(block, i);
         }
         return out_gradient;
     }
@@ -139,12 +138,21 @@ class Trunk {
         std::vector<Buffer<uint8_t>> winners;
     };
 
+    Map<T> input_of(long block, long i) { return stages_[i].in.view(kept_[block].inputs[i].data()); }
+
+    // Where the gradient goes that comes down through a stage's pool and activation.
+    static Map<T> target(Stage& stage) {
+        return stage.shape.convolves ? stage.convolution->dz_layout().view(stage.dz.data())
+                                     : stage.gradient.view(stage.in_gradient.data());
+    }
+
     void forward_stage(Stage& stage, Map<T> in, uint8_t* winners, Map<T> out) {
         const TrunkStage& s = stage.shape;
         Activation before = s.pools && !s.activate_before_pool ? Activation::none : s.activation;
         Activation after = s.pools && !s.activate_before_pool ? s.activation : Activation::none;
         long strip_row = stage.strip_row(), channels = s.convolved.channels;
         T* strip = stage.strip.data();
+        if (s.convolves) stage.convolution->begin_forward(in, before);
         for (long y = 0; y < s.out.height; y++) {
             if (s.pools) {
                 if (s.convolves)

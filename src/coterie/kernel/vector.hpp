@@ -1,4 +1,5 @@
-// Vectors of the compiler (GCC and Clang vector extensions): no intrinsics, so any processor compiles.
+// Vectors of the compiler (GCC and Clang vector extensions), so that any processor compiles; one intrinsic, a masked store, where
+// there is one.
 //
 // Everything above this file is written in terms of `Vec<T>` (one register full of T) and a handful of functions.
 #pragma once
@@ -10,6 +11,10 @@
 #include <new>
 #include <type_traits>
 #include <utility>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #define COTERIE_INLINE inline __attribute__((always_inline))
 
@@ -104,6 +109,12 @@ COTERIE_INLINE void store_first(T* to, Vec<T> value, long count) {
         store(to, value);
         return;
     }
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), __m512(value));
+    else
+        _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), __m512d(value));
+#else
     T lanes[kLanes<T>];
     store(lanes, value);
     const T* from = lanes;
@@ -113,24 +124,18 @@ COTERIE_INLINE void store_first(T* to, Vec<T> value, long count) {
             to += piece;
             from += piece;
         }
+#endif
 }
 
-// The sum of all lanes, as a tree of halves: short chains, and the same order everywhere.
-template <class T, int Bytes>
-COTERIE_INLINE T sum_halves(typename VectorOf<T, Bytes>::Value value) {
-    if constexpr (Bytes == 2 * int(sizeof(T))) {
-        return value[0] + value[1];
-    } else {
-        typename VectorOf<T, Bytes / 2>::Value low, high;
-        std::memcpy(&low, &value, Bytes / 2);
-        std::memcpy(&high, reinterpret_cast<const char*>(&value) + Bytes / 2, Bytes / 2);
-        return sum_halves<T, Bytes / 2>(low + high);
-    }
-}
-
+// The sum of all lanes, as a tree of halves: short chains, and the same order everywhere. Halves are taken from a copy: a vector
+// whose own address is taken would be kept in memory by the loop that made it.
 template <class T>
 COTERIE_INLINE T sum_lanes(Vec<T> value) {
-    return sum_halves<T, kVectorBytes>(value);
+    T lanes[kLanes<T>];
+    store(lanes, value);
+    for (int half = kLanes<T> / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
 // An array of zeros on a cache line, with a cache line of slack on either side for loads that overrun.
