@@ -1,6 +1,8 @@
 // From the C structures to the typed pieces that training and evaluation share.
 #pragma once
 
+#include <vector>
+
 #include "abi.hpp"
 #include "gather.hpp"
 #include "model.hpp"
@@ -23,7 +25,8 @@ Samples<T> inputs_of(const DataCall& data, const Network& net) {
 template <class T>
 Targets<T> targets_of(const DataCall& data, const Network& net) {
     Targets<T> targets{data.labels, inputs_of<T>(data, net)};
-    if (data.target_values) targets.values = {static_cast<const T*>(data.target_values), nullptr, nullptr, 1, {net.outputs(), 1, 1}, nullptr};
+    const T* values = static_cast<const T*>(data.target_values);
+    if (values) targets.values = {values, nullptr, nullptr, 1, {net.outputs(), 1, 1}, nullptr};
     return targets;
 }
 
@@ -39,6 +42,13 @@ inline Status check_data(const DataCall& data, const Network& net, const int64_t
     for (int64_t i = 0; i < data.samples; i++)
         if (data.domains[i] < 0 || data.domains[i] >= net.domains()) return domain_out_of_range;
     return done;
+}
+
+// The domains that none of the samples has, where no domain borrows from another.
+inline std::vector<bool> idle_domains(const DataCall& data, const Network& net) {
+    std::vector<bool> idle(net.mix ? 0 : size_t(net.domains()), true);
+    for (int64_t i = 0; !idle.empty() && i < data.samples; i++) idle[size_t(data.domains[i])] = false;
+    return idle;
 }
 
 template <class Body>

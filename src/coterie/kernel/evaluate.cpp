@@ -18,10 +18,11 @@ Status evaluate(const EvaluateCall& call) {
     const bool scored = call.mean_losses != nullptr, labelled = net.loss == Loss::cross_entropy;
     Model<T> model(net, batch, call.block_bytes);
     Buffer<T> weights(model.parameters().size()), probabilities(round_up(classes, kLanes<T>));
+    const std::vector<bool> idle = idle_domains(call.data, net);
     std::vector<int64_t> order(static_cast<size_t>(batch));
 
     for (long m = 0; m < call.models; m++) {
-        model.parameters().pack(static_cast<const T*>(call.weights) + m * call.parameters, weights.data());
+        model.parameters().pack(static_cast<const T*>(call.weights) + m * call.parameters, weights.data(), idle);
         T* out = call.outputs ? static_cast<T*>(call.outputs) + m * count * classes : nullptr;
         double loss = 0;
         long right = 0;

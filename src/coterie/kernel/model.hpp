@@ -29,7 +29,8 @@ class Model {
           front_(net),
           parameters_(net),
           head_(net, parameters_, batch, !net.trunk.empty()),
-          gradient_(parameters_.size()),
+          size_of_trunk_(parameters_.find(net.head[0].weight)),  // whose parameters come first
+          gradient_(size_of_trunk_),
           targets_(net.outputs()),
           scratch_(round_up(net.outputs(), kLanes<T>)) {
         if (net.routes_trunk()) {
@@ -133,12 +134,11 @@ class Model {
 
     void backward_trunk(long samples, const T* weights, Optimiser<T>& optimiser, bool front_learns) {
         const MapShape& shape = net_.trunk.back().out;
-        long size_of_trunk = parameters_.find(net_.head[0].weight);  // the trunk's parameters come first
         // all but the residuals, which are updated on the way
-        long until = routed_ ? routed_->residuals_begin() : size_of_trunk;
-        long again = routed_ ? routed_->residuals_end() : size_of_trunk;
+        long until = routed_ ? routed_->residuals_begin() : size_of_trunk_;
+        long again = routed_ ? routed_->residuals_end() : size_of_trunk_;
         std::memset(gradient_.data(), 0, size_t(until) * sizeof(T));
-        std::memset(gradient_.data() + again, 0, size_t(size_of_trunk - again) * sizeof(T));
+        std::memset(gradient_.data() + again, 0, size_t(size_of_trunk_ - again) * sizeof(T));
         if (routed_)
             routed_->backward(weights, head_.input_gradient_map(shape, 0), head_.input_map(shape, 0), gradient_.data(),
                               optimiser, front_learns);
@@ -147,14 +147,15 @@ class Model {
                                  routed_ ? routed_->values(first) : head_.input_map(shape, first), gradient_.data());
         });
         optimiser.update_all(0, gradient_.data(), until);
-        optimiser.update_all(again, gradient_.data() + again, size_of_trunk - again);
+        optimiser.update_all(again, gradient_.data() + again, size_of_trunk_ - again);
     }
 
     const Network& net_;
     Network front_;  // the stages before a routed one: all of them where there is none
     Parameters<T> parameters_;
     Head<T> head_;
-    Buffer<T> gradient_, targets_, scratch_;
+    long size_of_trunk_;
+    Buffer<T> gradient_, targets_, scratch_;  // the first of the trunk's parameters
     long block_;
     std::unique_ptr<Routed<T>> routed_;
     std::map<long, std::unique_ptr<Trunk<T>>> trunks_;  // by block size: a ragged last batch has another

@@ -41,14 +41,18 @@ class Optimiser {
           learning_rate_(hyper.lr),
           weights_(weights),
           anchor_(hyper.mu != 0 ? anchor : nullptr),
-          correction_(correction) {
+          correction_(correction),
+          kind_(kind_of(hyper, correction)) {
         if (hyper.momentum != 0 || rule_ == Rule::adam) first_.resize(size);
         if (rule_ == Rule::adam) second_.resize(size);
     }
 
-    UpdateKind kind() const {
-        if (rule_ == Rule::adam) return UpdateKind::adam;
-        bool plain = first_.size() == 0 && !anchor_ && !correction_ && weight_decay_ == 0;
+    UpdateKind kind() const { return kind_; }
+
+    // The plain rule has no memory: where there is no gradient, nothing changes.
+    static UpdateKind kind_of(const Hyper& hyper, bool corrected) {
+        if (hyper.rule == Rule::adam) return UpdateKind::adam;
+        bool plain = hyper.momentum == 0 && hyper.mu == 0 && hyper.weight_decay == 0 && !corrected;
         return plain ? UpdateKind::plain : UpdateKind::sgd;
     }
 
@@ -120,6 +124,7 @@ class Optimiser {
     T* weights_;
     const T* anchor_;
     const T* correction_;
+    UpdateKind kind_;
     Buffer<T> first_, second_;  // momentum (or Adam's mean) and Adam's mean square
 };
 

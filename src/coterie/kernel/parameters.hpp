@@ -5,6 +5,8 @@
 // and so are the residuals of domains.
 #pragma once
 
+#include <vector>
+
 #include "linear.hpp"
 #include "network.hpp"
 #include "transpose.hpp"
@@ -35,8 +37,10 @@ class Parameters {
         return -1;
     }
 
-    void pack(const T* flat, T* packed) const {
+    // The residuals of `idle` domains are left out, here and in `unpack`: nobody reads or changes them.
+    void pack(const T* flat, T* packed, const std::vector<bool>& idle = {}) const {
         for (const Entry& entry : entries_) {
+            if (entry.is_idle(idle)) continue;
             const T* from = flat + entry.flat;
             T* to = packed + entry.packed;
             const Shape& shape = entry.shape;
@@ -52,8 +56,9 @@ class Parameters {
         }
     }
 
-    void unpack(const T* packed, T* flat) const {
+    void unpack(const T* packed, T* flat, const std::vector<bool>& idle = {}) const {
         for (const Entry& entry : entries_) {
+            if (entry.is_idle(idle)) continue;
             const T* from = packed + entry.packed;
             T* to = flat + entry.flat;
             const Shape& shape = entry.shape;
@@ -81,6 +86,11 @@ class Parameters {
     struct Entry {
         long flat, packed, count;
         Shape shape;
+        long domain;  // whose residual it is, or -1
+
+        bool is_idle(const std::vector<bool>& idle) const {
+            return domain >= 0 && domain < long(idle.size()) && idle[size_t(domain)];
+        }
     };
 
     // Weight and bias, then those of every domain, then the scale.
@@ -90,18 +100,18 @@ class Parameters {
         if (bias.present()) add_plain(bias.offset, outputs);
         long length = weights + (bias.present() ? outputs : 0);
         for (long d = 0; d < domain.domains; d++) {
-            add_weight(domain.residual.offset + d * length, weights, shape);
-            if (bias.present()) add_plain(domain.residual.offset + d * length + weights, outputs);
+            add_weight(domain.residual.offset + d * length, weights, shape, d);
+            if (bias.present()) add_plain(domain.residual.offset + d * length + weights, outputs, d);
         }
         if (domain.domains) add_plain(domain.scale.offset, 1);
     }
 
-    void add_weight(long offset, long count, const Shape& shape) {
-        entries_.push_back({offset, size_, count, shape});
+    void add_weight(long offset, long count, const Shape& shape, long domain = -1) {
+        entries_.push_back({offset, size_, count, shape, domain});
         size_ += shape.linear.outputs ? shape.linear.size() : round_up(count, kLanes<T>);
     }
 
-    void add_plain(long offset, long count) { add_weight(offset, count, {}); }
+    void add_plain(long offset, long count, long domain = -1) { add_weight(offset, count, {}, domain); }
 
     template <class Body>
     static void for_panels(const PackedLinear<T>& shape, Body&& body) {

@@ -124,8 +124,8 @@ void gradient_tile(const T* dz, long dz_channel, long dz_row, const T* in, const
 
 // out[position][channels] = bias + sum over taps in[offset[tap] + position] * weights[tap][channels], for some positions.
 template <class T, int R, int N>
-void convolve_tile_turned(const TapTable<T>& taps, const KernelPart& part, const T* weights, const T* in, const int32_t* positions,
-                          const T* bias, Activation activation, T* out, long length) {
+void convolve_tile_turned(const TapTable<T>& taps, const KernelPart& part, const T* weights, const T* in,
+                          const int32_t* positions, const T* bias, Activation activation, T* out, long length) {
     Vec<T> sums[R][N];
     for (int i = 0; i < R; i++)
         for (int j = 0; j < N; j++) sums[i][j] = bias ? load(bias + j * kLanes<T>) : Vec<T>{};
@@ -176,8 +176,8 @@ void gradient_tile_turned(Vec<T> (&sums)[R][N], const T* in, const int32_t* offs
 // positions and channels; here a tap is a vector of outputs. `length` is the distance between positions of `dz`, whose lanes
 // behind the outputs are zero, and `kernel` that between the weights of channels.
 template <class T, int P, int C>
-void backward_tile_turned(const TapTable<T>& taps, const KernelPart& part, const T* weights, long kernel, const T* dz, long length,
-                          const int32_t* positions, T* out, long out_channel) {
+void backward_tile_turned(const TapTable<T>& taps, const KernelPart& part, const T* weights, long kernel, const T* dz,
+                          long length, const int32_t* positions, T* out, long out_channel) {
     Vec<T> sums[P][C];
     for (int i = 0; i < P; i++)
         for (int j = 0; j < C; j++) sums[i][j] = Vec<T>{};

@@ -13,17 +13,19 @@ Status train(TrainCall& call) {
     Model<T> model(net, batch, call.block_bytes);
     const Parameters<T>& parameters = model.parameters();
 
+    const Hyper hyper{Rule(call.rule), call.lr,    call.momentum, call.weight_decay,
+                      call.mu,         call.beta1, call.beta2,    call.eps};
+    std::vector<bool> idle;
+    if (Optimiser<T>::kind_of(hyper, call.correction) == UpdateKind::plain) idle = idle_domains(call.data, net);
     T* flat = static_cast<T*>(call.weights);
     auto packed_copy = [&](const void* source) {
         Buffer<T> packed(source ? parameters.size() : 0);
-        if (source) parameters.pack(static_cast<const T*>(source), packed.data());
+        if (source) parameters.pack(static_cast<const T*>(source), packed.data(), idle);
         return packed;
     };
     Buffer<T> weights = packed_copy(flat);
     const Buffer<T> anchor = packed_copy(call.mu != 0 ? call.anchor : nullptr);
     const Buffer<T> correction = packed_copy(call.correction);
-    const Hyper hyper{Rule(call.rule), call.lr,    call.momentum, call.weight_decay,
-                      call.mu,         call.beta1, call.beta2,    call.eps};
     Optimiser<T> optimiser(hyper, weights.data(), anchor.size() ? anchor.data() : nullptr,
                            correction.size() ? correction.data() : nullptr, parameters.size());
 
@@ -35,7 +37,7 @@ Status train(TrainCall& call) {
             loss += model.step(inputs, targets, order + first, samples, weights.data(), optimiser);
         }
     }
-    parameters.unpack(weights.data(), flat);
+    parameters.unpack(weights.data(), flat, idle);
     call.mean_loss = loss / double(call.epochs * call.per_epoch);
     return done;
 }
