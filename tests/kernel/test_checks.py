@@ -71,6 +71,7 @@ def _arguments(**changes: Any) -> dict[str, Any]:
         ({"optimiser": "rmsprop"}, "sgd and adam"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"eps": float("nan")}, "eps must be"),
+        ({"eps": 0.0}, "eps must be above 0"),
     ],
 )
 def test_training_refuses(changes: dict[str, Any], message: str) -> None:

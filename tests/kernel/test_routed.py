@@ -122,6 +122,37 @@ def test_a_linear_layer_trains_as_in_torch(
     _check(_wrapped(_perceptron(first, second, bias), domains, mixed, layer), (2, 3, 3), samples, batch, sort, plain)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("module", [_network(16, 3, True, True, True), _perceptron(9, 17, True)])
+def test_adam_moves_domains_on_that_a_batch_does_not_have(module: nn.Module, mixed: bool) -> None:
+    net = _wrapped(module, 4, mixed)
+    shape = (2, 9, 9) if isinstance(module[0], nn.Conv2d) else (2, 3, 3)  # type: ignore[index]
+    g = torch_rng(3, "data")
+    x, y = torch.randn(12, *shape, generator=g, dtype=torch.float64), torch.randint(4, (12,), generator=g)
+    own = torch.tensor([0] * 4 + [1, 2, 1, 1, 3, 0, 1, 2])
+    twin, found = copy.deepcopy(net), flat(net)
+    optimiser = torch.optim.Adam(twin.parameters(), lr=0.01, eps=0.01)
+    for index in torch.arange(12).split(4):
+        optimiser.zero_grad()
+        F.cross_entropy(twin(x[index], own[index]), y[index]).backward()
+        optimiser.step()
+    options: dict[str, Any] = {"optimiser": "adam", "lr": 0.01, "eps": 0.01}
+    planned(net, shape).train(
+        found, x, y, torch.arange(12), epochs=1, batch=4, route=Routing(own, net.adjacency), **options
+    )
+    assert torch.allclose(found, flat(twin), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", ["3", "last"])
+def test_a_domain_that_has_diverged_does_not_spoil_the_others(layer: str) -> None:
+    net = _wrapped(_perceptron(9, 17, True), 2, False, layer)
+    with torch.no_grad():
+        net.layers()[0][1].residual[1] = torch.nan
+    own = torch.tensor([0, 1, 0, 1, 0])
+    logits = planned(net, (2, 3, 3)).logits(flat(net)[None], torch.ones(5, 2, 3, 3).double(), Routing(own))[0]
+    assert torch.isfinite(logits).all(1).tolist() == (own == 0).tolist()
+
+
 @pytest.mark.parametrize("layer", ["6", "8"])
 def test_a_linear_layer_behind_convolutions_trains_as_in_torch(layer: str) -> None:
     module = nn.Sequential(

@@ -120,7 +120,7 @@ class Convolution {
     // Before what follows, as `dz` has changed.
     void begin_backward() { dz_is_turned_ = false; }
 
-    // The gradient with respect to the input; may write up to two vectors behind a row's end.
+    // The gradient with respect to the input; may write part of a vector behind a row's end.
     void backward(Map<T> dz, Map<T> out) {
         const TrunkStage& s = stage_;
         if (!ways_.backward_turned) {
@@ -288,7 +288,8 @@ class Convolution {
         for (long ky = 0; ky < stage_.kernel_height; ky++) {
             long y0 = std::max({top, stage_.pad_height - ky});
             long y1 = std::min({bottom, stage_.used_height(), stage_.in.height + stage_.pad_height - ky});
-            body(ky * forward_.per_row, y0, std::max(y0, y1));
+            if (y0 >= y1) y0 = y1 = top;
+            body(ky * forward_.per_row, y0, y1);
         }
     }
 
@@ -327,6 +328,7 @@ class Convolution {
             for_row_blocks<kGradientRows>(outputs, [&](auto rows, long first_output) {
                 constexpr int R = decltype(rows)::value;
                 for_kernel_rows(top, top + chunk, [&](long row, long y0, long y1) {
+                    if (y0 == y1) return;
                     for_row_blocks<kGradientTaps>(forward_.per_row, [&](auto width, long first) {
                         constexpr int N = decltype(width)::value;
                         T sums[round_up(R * N, kLanes<T>)];
@@ -374,7 +376,7 @@ class Convolution {
     std::vector<Group> groups_;
     std::vector<int32_t> forward_source_, backward_source_;  // where each packed weight comes from
     Buffer<T> forward_weights_, backward_weights_;
-    Buffer<T> rows_, dz_turned_;  // [position][channel]: of some rows of a map, and of a whole one
+    Buffer<T> rows_, dz_turned_;  // [position][channel]: of some rows of a map; and of `dz` with its borders, which stay zero
     long row_length_;
     bool dz_is_turned_ = false;
 };

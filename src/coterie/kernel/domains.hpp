@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "parameters.hpp"
@@ -113,20 +114,23 @@ class DomainKernels {
     T end_run(long domain, const Sharing& sharing) {
         if (--runs_left_[size_t(domain)] > 0 || mix_) return 0;
         T dot = 0;
+        const T* gradient = share(domain);
         for_chunks([&](long first, long count) {
-            add_scaled(sharing.common + first, share(domain) + first, T(1), sharing.common + first, count);
-            dot += update(domain, share(domain) + first, first, count, sharing);
+            add_scaled(sharing.common + first, gradient + first, T(1), sharing.common + first, count);
+            dot += update(domain, gradient + first, first, count, sharing);
         });
-        free_slots_.push_back(slots_[size_t(domain)]);
+        free_slots_.push_back(std::exchange(slots_[size_t(domain)], -1));
         return dot;
     }
 
-    // After all: with A, every domain is updated from all shares.
+    // After all: without A, those domains are updated that do not occur; with A, all of them from all shares.
     T end_shares(const Sharing& sharing) {
         T dot = 0, borrowed[kChunk];
-        if (!mix_) update_absent(sharing.optimiser);
+        if (!mix_) {
+            update_absent(sharing.optimiser);
+            return dot;
+        }
         for_chunks([&](long first, long count) {
-            if (!mix_) return;
             for (long d : present_) add_scaled(sharing.common + first, share(d) + first, T(1), sharing.common + first, count);
             for (long e = 0; e < domains_; e++) {
                 std::memset(borrowed, 0, sizeof borrowed);

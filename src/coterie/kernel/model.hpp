@@ -155,7 +155,8 @@ class Model {
     Parameters<T> parameters_;
     Head<T> head_;
     long size_of_trunk_;
-    Buffer<T> gradient_, targets_, scratch_;  // the first of the trunk's parameters
+    Buffer<T> gradient_;  // of the trunk's parameters
+    Buffer<T> targets_, scratch_;
     long block_;
     std::unique_ptr<Routed<T>> routed_;
     std::map<long, std::unique_ptr<Trunk<T>>> trunks_;  // by block size: a ragged last batch has another

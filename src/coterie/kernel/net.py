@@ -343,6 +343,8 @@ def _check_hyper(
     for name, value in values.items():
         if not math.isfinite(value) or value < 0:
             raise CoterieError(f"{name} must be a finite number of at least 0, not {value}.")
+    if eps < torch.finfo(torch.float32).tiny:  # weights without a gradient would become 0 / 0
+        raise CoterieError(f"eps must be above 0, not {eps}.")
     if not all(0 <= beta < 1 for beta in betas):
         raise CoterieError(f"betas must be from 0 to below 1, not {betas}.")
 

@@ -92,9 +92,9 @@ class ResidualLinear {
         product(x, weights + kernels_.common(), z, samples);
         std::memset(residue_.data(), 0, size_t(samples * shape_.row_length()) * sizeof(T));
         for_loans(samples, [&](const Loan& loan) {
-            product(x.from(loan.first), weights + kernels_.residual(loan.lender), row(lent_, loan.first), loan.size);
-            for_vectors(loan, [&](long at, T weight) {
-                store(residue_.data() + at, load(residue_.data() + at) + weight * load(lent_.data() + at));
+            product(x.from(loan.first), weights + kernels_.residual(loan.lender), lent(loan.first), loan.size);
+            for_vectors(loan, [&](long at, bool borrows, T weight) {
+                if (borrows) store(residue_.data() + at, load(residue_.data() + at) + weight * load(lent_.data() + at));
             });
         });
         const T scale = weights[kernels_.scale()];
@@ -108,8 +108,10 @@ class ResidualLinear {
         const T scale = weights[kernels_.scale()], scale_gradient = dot_residue(dz, samples);
         layer_backward(x, weights, dz, turned, dx, samples, optimiser, kernels_.common());
         for_loans(samples, [&](const Loan& loan) {
-            for_vectors(loan, [&](long at, T weight) { store(lent_.data() + at, scale * weight * load(dz + at)); });
-            const T* own = row(lent_, loan.first);
+            for_vectors(loan, [&](long at, bool borrows, T weight) {
+                store(lent_.data() + at, borrows ? scale * weight * load(dz + at) : Vec<T>{});
+            });
+            const T* own = lent(loan.first);
             if (dx) turn(own, loan.size);
             layer_backward(x.from(loan.first), weights, own, turned_.data(), dx ? dx_.data() : nullptr, loan.size, optimiser,
                            kernels_.residual(loan.lender));
@@ -136,14 +138,16 @@ class ResidualLinear {
             if (kernels_.mixes() || kernels_.is_present(lender)) body(Loan{lender, 0, samples});
     }
 
-    // Calls `body(place, weight)` for every vector of the outputs of a loan.
+    // Calls `body(place, whether the sample borrows, weight)` for every vector of the outputs of a loan. Who does not borrow
+    // meets nothing, not even a NaN times zero.
     template <class Body>
     void for_vectors(const Loan& loan, Body&& body) const {
         for (const Run& run : runs_) {
             if (run.first < loan.first || run.first >= loan.first + loan.size) continue;
+            const bool borrows = kernels_.mixes() || run.domain == loan.lender;
             const T weight = kernels_.weight(run.domain, loan.lender);
             for (long at = run.first * shape_.row_length(); at < (run.first + run.size) * shape_.row_length(); at += kLanes<T>)
-                body(at, weight);
+                body(at, borrows, weight);
         }
     }
 
@@ -164,7 +168,7 @@ class ResidualLinear {
         optimiser.update_all(kernels_.scale(), lanes, kLanes<T>);
     }
 
-    T* row(Buffer<T>& rows, long sample) const { return rows.data() + sample * shape_.row_length(); }
+    T* lent(long sample) { return lent_.data() + sample * shape_.row_length(); }
 
     void product(Rows<T> x, const T* weights, T* out, long samples, Activation activation = Activation::none) const {
         linear_forward<T>(shape_, x, weights, bias_ >= 0 ? weights + bias_ : nullptr, out, samples, activation);

@@ -45,7 +45,7 @@ class Routed {
         }
     }
 
-    // After `forward`: updates the residuals, adds the other gradients to `total` (the packed order of all parameters), and
+    // After `forward`: updates the residuals, adds the other gradients to `total` (the packed order of the trunk's parameters), and
     // fills `gradient` if somebody wants it.
     void backward(const T* weights, Map<T> out_gradient, Map<T> out_value, T* total, Optimiser<T>& optimiser,
                   bool to_input) {
@@ -101,7 +101,7 @@ class Routed {
         const void* packed = nullptr;  // whose weights it has ready in this step
     };
 
-    // Runs that leave a vector of samples half empty share a block.
+    // Short runs share a block where that costs less.
     void make_blocks(const std::vector<Run>& runs, bool keep) {
         bool mixes = kernels_.present().size() > 1;
         blocks_.clear();

@@ -34,9 +34,9 @@ struct KernelPart {
 
 template <class T>
 struct TapTable {
-    long per_row = 0, per_column = 0;  // taps per kernel row; per kernel column = channels summed over
+    long per_row = 0, per_column = 0;  // taps per kernel row, and per kernel column: channels summed over, or vectors of them
     std::vector<int32_t> offset;       // where each tap reads, relative to the tile's position
-    std::vector<int32_t> weight;       // where its weights are, channels innermost
+    std::vector<int32_t> weight;       // where its weights are, outputs innermost (turned products alone)
 
     long count() const { return long(offset.size()); }
 };
@@ -172,7 +172,7 @@ void gradient_tile_turned(Vec<T> (&sums)[R][N], const T* in, const int32_t* offs
         sums, positions, [&](int i, long k) { return left[i][in_at[k]]; }, [&](long k) { return dz + dz_at[k]; });
 }
 
-// out[channel][position] = sum over taps and outputs of dz[position + tap][outputs] * weights[channel][tap][outputs], for some
+// out[channel][position] = sum over taps and outputs of dz[position - tap][outputs] * weights[channel][tap][outputs], for some
 // positions and channels; here a tap is a vector of outputs. `length` is the distance between positions of `dz`, whose lanes
 // behind the outputs are zero, and `kernel` that between the weights of channels.
 template <class T, int P, int C>

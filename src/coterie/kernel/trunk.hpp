@@ -61,7 +61,7 @@ class Trunk {
         }
     }
 
-    // `gradient` has the packed order of all parameters; this block's share is added.
+    // `gradient` has the packed order of the trunk's parameters; this block's share is added.
     void backward(long block, Map<T> out_gradient, Map<T> out_value, T* gradient) {
         for (long i = long(stages_.size()) - 1; i >= lowest_; i--) {
             begin_backward(block, out_gradient, out_value, i);
