@@ -27,8 +27,8 @@ class Convolution {
           samples_(samples),
           in_(stage.in, samples, stage.pad_width, stage.pad_width),
           // Going back, the kernel overhangs the map by (kernel - 1 - padding), further right where a pool dropped a column.
-          overhang_(std::max<long>(0, stage.kernel_width - 1 - stage.pad_width)),
-          dz_({stage.convolved.channels, stage.used_height(), stage.used_width()}, samples, overhang_,
+          dz_({stage.convolved.channels, stage.used_height(), stage.used_width()}, samples,
+              std::max<long>(0, stage.kernel_width - 1 - stage.pad_width),
               std::max<long>(0, stage.in.width + stage.pad_width - stage.used_width())),
           ways_(stage, samples, stage.domain.domains > 0) {
         long channels = stage.in.channels, outputs = stage.convolved.channels;
@@ -66,8 +66,7 @@ class Convolution {
             });
         forward_weights_.resize(long(forward_source_.size()));
         if (ways_.backward_turned || ways_.gradient_turned) dz_turned_.resize(dz_.channel * whole(outputs));
-        row_length_ = stage.used_width() * whole(outputs) * samples;
-        rows_.resize(row_length_ * (ways_.routed ? stage.used_height() : 1));
+        row_.resize(stage.used_width() * whole(outputs) * samples);
         share_out({{0, samples, nullptr}});
     }
 
@@ -101,20 +100,16 @@ class Convolution {
         }
     }
 
-    // Before the rows of a map: the kernel of a group is used for all of them while it is in the cache.
-    void begin_forward(Map<T> in, Activation activation) {
-        for (long g = 0; ways_.routed && g < long(groups_.size()); g++)
-            for (long y = 0; y < stage_.used_height(); y++) turned_forward(groups_[size_t(g)], in, y, activation);
-    }
-
     // Row `y` of the output for all channels: `out` is (channel 0, column 0) of that row.
     void forward_row(Map<T> in, long y, Activation activation, T* out, long out_channel, bool may_overrun) {
         long channels = stage_.convolved.channels, lanes = stage_.used_width() * samples_;
         if (!ways_.forward_turned)
             return convolve_row<T>(forward_, forward_weights_.data(), channels, under(in, y), groups_[0].bias, activation, out,
                                    out_channel, lanes, may_overrun, forward_part(y));
-        if (!ways_.routed) turned_forward(groups_[0], in, y, activation);
-        turn_row(y, channels, lanes, out, out_channel);
+        for (const Group& group : groups_)
+            convolve_turned<T>(forward_, group.weights, channels, under(in, y), group.bias, activation, row_.data(),
+                               group.out_lanes, forward_part(y));
+        transpose<T>([&](long lane) { return row_.data() + lane * whole(channels); }, lanes, channels, out, out_channel, true);
     }
 
     // Before what follows, as `dz` has changed.
@@ -244,18 +239,8 @@ class Convolution {
     // Where the first tap of the kernel meets the input of output row `y`.
     const T* under(Map<T> in, long y) const { return in.at(0, y - stage_.pad_height, -stage_.pad_width); }
 
-    // Turned rows of outputs: one at a time, or, for groups, all of them; and places in a turned `dz`.
-    T* turned_row(long y) { return rows_.data() + (ways_.routed ? y * row_length_ : 0); }
     T* turned_dz(long y, long lane) {
         return dz_turned_.data() + (dz_.left + y * dz_.row + lane) * whole(stage_.convolved.channels);
-    }
-
-    void turned_forward(const Group& group, Map<T> in, long y, Activation activation) {
-        convolve_turned<T>(forward_, group.weights, stage_.convolved.channels, under(in, y), group.bias, activation,
-                           turned_row(y), group.out_lanes, forward_part(y));
-    }
-    void turn_row(long y, long channels, long lanes, T* out, long out_channel) {
-        transpose<T>([&](long lane) { return turned_row(y) + lane * whole(channels); }, lanes, channels, out, out_channel, true);
     }
 
     void turn(Map<T> dz) {
@@ -369,15 +354,13 @@ class Convolution {
     TrunkStage stage_;
     long samples_;
     MapLayout<T> in_;
-    long overhang_;
     MapLayout<T> dz_;
     Ways ways_;
     TapTable<T> forward_, backward_;
     std::vector<Group> groups_;
     std::vector<int32_t> forward_source_, backward_source_;  // where each packed weight comes from
     Buffer<T> forward_weights_, backward_weights_;
-    Buffer<T> rows_, dz_turned_;  // [position][channel]: of some rows of a map; and of `dz` with its borders, which stay zero
-    long row_length_;
+    Buffer<T> row_, dz_turned_;  // [position][channel]: of one row of a map; and of `dz` with its borders, which stay zero
     bool dz_is_turned_ = false;
 };
 

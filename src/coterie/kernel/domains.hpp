@@ -56,7 +56,7 @@ class DomainKernels {
     template <class Body>
     COTERIE_INLINE void for_lenders(long domain, Body&& body) const {
         if (!mix_) return body(domain, T(1));
-        for (long e = 0; e < domains_; e++) body(e, mix_[domain * domains_ + e]);
+        for (long e = 0; e < domains_; e++) body(e, weight(domain, e));
     }
 
     // K[d] of a domain that occurs.
@@ -134,7 +134,7 @@ class DomainKernels {
             for (long d : present_) add_scaled(sharing.common + first, share(d) + first, T(1), sharing.common + first, count);
             for (long e = 0; e < domains_; e++) {
                 std::memset(borrowed, 0, sizeof borrowed);
-                for (long d : present_) add_scaled(borrowed, share(d) + first, mix_[d * domains_ + e], borrowed, count);
+                for (long d : present_) add_scaled(borrowed, share(d) + first, weight(d, e), borrowed, count);
                 dot += update(e, borrowed, first, count, sharing);
             }
         });

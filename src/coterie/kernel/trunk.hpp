@@ -152,7 +152,6 @@ class Trunk {
         Activation after = s.pools && !s.activate_before_pool ? s.activation : Activation::none;
         long strip_row = stage.strip_row(), channels = s.convolved.channels;
         T* strip = stage.strip.data();
-        if (s.convolves) stage.convolution->begin_forward(in, before);
         for (long y = 0; y < s.out.height; y++) {
             if (s.pools) {
                 if (s.convolves)
