@@ -37,3 +37,24 @@ def test_steps_are_those_of_torch(
         updates.step(gradients)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.allclose(one, other, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_gradients_may_lie_otherwise_in_memory_than_their_weights(kind: Literal["sgd", "adam"]) -> None:
+    g = torch_rng(1, "updates")
+    start = [torch.randn(4, 3, 2, 2, generator=g), torch.randn(6, generator=g)]
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in start] for _ in range(2))
+    for weights in (ours, theirs):
+        weights[0] = weights[0].detach().to(memory_format=torch.channels_last).requires_grad_()
+    optimiser = torch.optim.Adam(theirs, lr=0.1) if kind == "adam" else torch.optim.SGD(theirs, lr=0.1)
+    updates, factor = Updates(ours, kind, 0.1), torch.randn(48, generator=g)
+    for _ in range(3):
+        gradients = torch.autograd.grad((ours[0].reshape(-1) * factor).sum() + ours[1].sum(), ours)
+        assert gradients[0].stride() != ours[0].stride()
+        assert gradients[1].stride() == (0,)
+        updates.step(gradients)
+        optimiser.zero_grad()
+        ((theirs[0].reshape(-1) * factor).sum() + theirs[1].sum()).backward()
+        optimiser.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)

@@ -39,7 +39,7 @@ class Updates:
         """Change the weights in place; one without a gradient stays, weight decay or not, as in torch.optim."""
         used = [index for index, gradient in enumerate(gradients) if gradient is not None]
         weights = [self._weights[index] for index in used]
-        present = [gradient for gradient in gradients if gradient is not None]
+        present = [_laid_out_as(weight, gradients[index]) for index, weight in zip(used, weights, strict=True)]
         if self._kind == "adam":
             self._adam(used, weights, present)
         else:
@@ -82,3 +82,13 @@ class Updates:
             eps=1e-8,
             maximize=False,
         )
+
+
+def _laid_out_as(weight: Tensor, gradient: Tensor | None) -> Tensor:
+    """The gradient with the weight's strides: the fused steps walk through both as if they lay alike in memory.
+
+    `backward()` sees to that itself, `torch.autograd.grad` does not: the gradient of a reshaped channels_last kernel is
+    contiguous, that of a sum one number with strides of 0.
+    """
+    assert gradient is not None
+    return gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
