@@ -32,12 +32,7 @@ class DomainNet(nn.Module):
         """The network's output."""
         if domains is None:
             domains = torch.full((1, self.domains), 1 / self.domains).expand(len(x), -1)
-        elif len(domains) and domains.dim() == 1 and not 0 <= int(domains.min()) <= int(domains.max()) < self.domains:
-            raise CoterieError(
-                f"Domain {int(domains.max())} was asked for and there are {self.domains}, counted from 0; "
-                "set domains higher."
-            )
-        self._route.domains = domains.to(x.dtype) if domains.is_floating_point() else domains
+        self._route.send(domains.to(x.dtype) if domains.is_floating_point() else domains, self.domains)
         self._route.adjacency = self.adjacency
         output: Tensor = self.network(x)
         return output

@@ -20,13 +20,38 @@ ResidualStart = Literal["zero", "random"]
 class Route:
     """Where the samples of the current batch belong: what a network tells all its domain layers.
 
-    `domains` holds numbers [n] (hard) or weights [n, D] that sum to 1 (soft). `adjacency` is None where domains do not
-    interact.
+    `weights` [n, D], rows that sum to 1, are given where domains are soft. Where they are hard, `present` names the
+    domains that the batch has, `sizes` how many samples each has, and `order` brings these together (`back` undoes it;
+    both None where all samples are of one domain). `adjacency` is None where domains do not interact.
     """
 
     def __init__(self) -> None:
-        self.domains: Tensor = torch.zeros(0, dtype=torch.int64)
+        self.samples = 0
+        self.weights: Tensor | None = None
+        self.present = torch.zeros(0, dtype=torch.int64)
+        self.sizes: list[int] = []
+        self.order: Tensor | None = None
+        self.back: Tensor | None = None
         self.adjacency: Tensor | None = None
+
+    def send(self, domains: Tensor, known: int) -> None:
+        """Take the domains of a batch: numbers [n] below `known`, or weights [n, D]. Grouped once for all layers."""
+        self.samples, self.weights, self.order, self.back = len(domains), None, None, None
+        if domains.dim() == 2:
+            self.weights = domains
+            return
+        low, high = (int(end) for end in domains.aminmax()) if len(domains) else (0, 0)
+        if not 0 <= low <= high < known:
+            raise CoterieError(
+                f"Domain {high if low >= 0 else low} was asked for and there are {known}, counted from 0; "
+                "set domains higher."
+            )
+        if low == high:
+            self.present, self.sizes = torch.tensor([low]), [len(domains)]
+            return
+        ordered, order = domains.sort(stable=True)
+        self.present, counts = ordered.unique_consecutive(return_counts=True)
+        self.sizes, self.order, self.back = counts.tolist(), order, order.argsort()
 
 
 class DomainLayer(nn.Module):
@@ -70,19 +95,24 @@ class DomainLayer(nn.Module):
             eye = torch.eye(self.domains, dtype=self.residual.dtype)
             joined: Tensor = self.graph(self.residual, eye if adjacency is None else adjacency, rows)
             return joined
-        return self.residual[rows] if adjacency is None else adjacency[rows] @ self.residual
+        if adjacency is not None:
+            return adjacency[rows] @ self.residual
+        return self.residual if len(rows) == self.domains else self.residual.index_select(0, rows)
 
-    def kernel(self, residual: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias that a domain computes with: its residual parameters [q] merged with the agnostic ones."""
-        weight, bias = self._parts(residual)
-        if self.agnostic:
-            weight = self.weight + self.scale * weight
-            bias = None if bias is None else self.bias + self.scale * bias
-        return weight, bias
+    def merged(self, rows: Tensor) -> Tensor:
+        """What domains compute with, [len(rows), q]: their residual parameters merged with the agnostic ones."""
+        if not self.agnostic:
+            return rows
+        weight = self.weight.reshape(-1)
+        return torch.addcmul(torch.cat([weight, self.bias]) if self.with_bias else weight, self.scale, rows)
 
-    def _parts(self, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
-        size = self.kernel_shape.numel()
-        return kernel[:size].view(self.kernel_shape), kernel[size:] if self.with_bias else None
+    def _kernels(self, rows: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias in each row."""
+        shape = (len(rows), *self.kernel_shape)
+        if not self.with_bias:
+            return [(weight, None) for weight in rows.reshape(shape).unbind()]
+        weights, biases = rows.split([self.kernel_shape.numel(), self.kernel_shape[0]], dim=1)
+        return list(zip(weights.reshape(shape).unbind(), biases.unbind(), strict=True))
 
     @abstractmethod
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -90,47 +120,53 @@ class DomainLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output, each sample by its own domain."""
-        domains = self.route.domains
-        if len(domains) != len(x):
+        if self.route.samples != len(x):
             raise CoterieError(
-                f"A domain layer got a batch of {len(x)} while the network got {len(domains)} samples; leave layers "
-                "out that reshape the batch."
+                f"A domain layer got a batch of {len(x)} while the network got {self.route.samples} samples; leave "
+                "layers out that reshape the batch."
             )
         if not self.on_activation:
-            return self._routed(x, domains, lambda part, residual: self.compute(part, *self.kernel(residual)))
-        rectified = self._routed(x, domains, lambda part, residual: F.relu(self.compute(part, *self._parts(residual))))
+            return self._routed(x, self.merged, self.compute)
+        rectified = self._routed(x, lambda rows: rows, lambda *call: F.relu(self.compute(*call)))
         if not self.agnostic:
             return rectified
         return self.compute(x, self.weight, self.bias if self.with_bias else None) + self.scale * rectified
 
-    def _routed(self, x: Tensor, domains: Tensor, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`apply` to every sample with the residual parameters of its domain, each domain's samples at once."""
-        same = bool((domains == domains[:1]).all())
-        if domains.dim() == 1:
-            if same:
-                only = domains[:1] if len(x) else torch.zeros(1, dtype=torch.int64)
-                return apply(x, self.joined(only)[0])
-            present, place = domains.unique(return_inverse=True)
-            order = place.argsort(stable=True)
-            groups = x[order].split(torch.bincount(place).tolist())
-            parts = [apply(part, residual) for part, residual in zip(groups, self.joined(present), strict=True)]
-            return torch.cat(parts)[order.argsort()]
+    def _routed(
+        self, x: Tensor, merge: Callable[[Tensor], Tensor], apply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    ) -> Tensor:
+        """`apply` to every sample with the merged parameters of its domain, each domain's samples at once."""
+        route = self.route
+        if route.weights is not None:
+            return self._mixed(x, route.weights, merge, apply)
+        kernels = self._kernels(merge(self.joined(route.present)))
+        if route.order is None or route.back is None:
+            return apply(x, *kernels[0])
+        groups = x.index_select(0, route.order).split(route.sizes)
+        parts = [apply(part, *kernel) for part, kernel in zip(groups, kernels, strict=True)]
+        return torch.cat(parts).index_select(0, route.back)
+
+    def _mixed(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        merge: Callable[[Tensor], Tensor],
+        apply: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    ) -> Tensor:
+        """Every sample by all domains, weighted; by one mixed kernel where that is the same."""
         every = self.joined(torch.arange(self.domains))
-        if same and not self.on_activation and len(x):
-            return apply(x, (domains[:1] @ every)[0])
-        outputs = torch.stack([apply(x, residual) for residual in every])
-        weights = domains.T.reshape(self.domains, len(x), *[1] * (outputs.dim() - 2))
-        return (outputs * weights).sum(0)
+        if not self.on_activation and len(x) and bool((weights == weights[:1]).all()):
+            return apply(x, *self._kernels(merge(weights[:1] @ every))[0])
+        outputs = torch.stack([apply(x, *kernel) for kernel in self._kernels(merge(every))])
+        shares = weights.T.reshape(self.domains, len(x), *[1] * (outputs.dim() - 2))
+        return (outputs * shares).sum(0)
 
     def fold(self) -> None:
         """Put what the graph makes in the place of V, and forget graph and agnostic part where they merge."""
         merges = self.agnostic and not self.on_activation
         with torch.no_grad():
             rows = self.joined(torch.arange(self.domains))
-            if merges:
-                kernels = [self.kernel(row) for row in rows]
-                rows = torch.stack([torch.cat([p.reshape(-1) for p in kernel if p is not None]) for kernel in kernels])
-            self.residual = nn.Parameter(rows.clone(), requires_grad=False)
+            self.residual = nn.Parameter((self.merged(rows) if merges else rows).clone(), requires_grad=False)
         self.graph = None
         if merges:
             del self.weight, self.scale
