@@ -110,9 +110,9 @@ def test_rows_of_a_kernel_that_never_meet_the_map_have_no_gradient() -> None:
     _check(_wrapped(module, 3, False), (2, 1, 2), samples=11, batch=5, sort=True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    first=st.integers(1, 37), second=st.integers(1, 37), bias=st.booleans(), mixed=st.booleans(), sort=st.booleans(),
+    first=st.integers(1, 70), second=st.integers(1, 70), bias=st.booleans(), mixed=st.booleans(), sort=st.booleans(),
     plain=st.booleans(), layer=st.sampled_from(["1", "3", "5", "last"]), **_SIZES,
 )  # fmt: skip
 def test_a_linear_layer_trains_as_in_torch(

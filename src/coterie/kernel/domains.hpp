@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -52,19 +53,16 @@ class DomainKernels {
 
     T weight(long domain, long lender) const { return mix_ ? mix_[domain * domains_ + lender] : T(domain == lender); }
 
-    // Calls `body(lender, weight)` for every V that a domain borrows from.
-    template <class Body>
-    COTERIE_INLINE void for_lenders(long domain, Body&& body) const {
-        if (!mix_) return body(domain, T(1));
-        for (long e = 0; e < domains_; e++) body(e, weight(domain, e));
-    }
-
     // K[d] of a domain that occurs.
     T* kernel(long domain) { return kernels_.data() + place_of(domain) * block_; }
     bool is_present(long domain) const { return place_of(domain) < long(present_.size()); }
 
-    // Once per step: which domains occur.
-    void begin_step(const std::vector<Run>& runs) {
+    // Once per step: which domains occur, and how much they borrow.
+    void begin_step(const T* weights, const std::vector<Run>& runs) {
+        if (mix_) {
+            factors_.resize(size_t(domains_ * domains_));
+            std::transform(mix_, mix_ + domains_ * domains_, factors_.begin(), [&](T weight) { return weights[scale_] * weight; });
+        }
         present_.clear();
         runs_left_.assign(size_t(domains_), 0);
         slots_.assign(size_t(domains_), -1);
@@ -80,12 +78,38 @@ class DomainKernels {
     void merge(const T* weights, long domain) {
         make_room(kernels_);
         T* merged = kernel(domain);
-        for_chunks([&](long first, long count) {
-            const T* base = weights + common_ + first;
-            for_lenders(domain, [&](long e, T weight) {
-                add_scaled(base, weights + residual(e) + first, weights[scale_] * weight, merged + first, count);
-                base = merged + first;
+        with_merged(weights, domain, [&](auto at) {
+            for (long i = 0; i < block_; i += kLanes<T>) {
+                Vec<T> one[1];
+                at(i, one);
+                store(merged + i, one[0]);
+            }
+        });
+    }
+
+    // Calls `body(merged)`, where `merged(at, to)` makes neighbouring vectors of K[d] from U and those V that it borrows from.
+    template <class Body>
+    COTERIE_INLINE void with_merged(const T* weights, long domain, Body&& body) const {
+        const T* common = weights + common_;
+        if (!mix_) {
+            const T *own = weights + residual(domain), scale = weights[scale_];
+            return body([=](long at, auto& to) {
+                for (int j = 0; j < int(std::size(to)); j++, at += kLanes<T>) to[j] = load(common + at) + scale * load(own + at);
             });
+        }
+        const T *lent = weights + residual_, *factor = factors_.data() + domain * domains_;
+        if (domains_ == kFour) {
+            const T a = factor[0], b = factor[1], c = factor[2], d = factor[3];
+            return body([=, block = block_](long at, auto& to) {
+                for (int j = 0; j < int(std::size(to)); j++, at += kLanes<T>)
+                    to[j] = load(common + at) + a * load(lent + at) + b * load(lent + at + block) +
+                            c * load(lent + at + 2 * block) + d * load(lent + at + 3 * block);
+            });
+        }
+        body([=, domains = domains_, block = block_](long at, auto& to) {
+            for (int j = 0; j < int(std::size(to)); j++) to[j] = load(common + at + j * kLanes<T>);
+            for (long e = 0; e < domains; e++, at += block)
+                for (int j = 0; j < int(std::size(to)); j++) to[j] += factor[e] * load(lent + at + j * kLanes<T>);
         });
     }
 
@@ -152,6 +176,7 @@ class DomainKernels {
 
    private:
     static constexpr long kChunk = 512;  // what is read more than once stays in the cache
+    static constexpr long kFour = 4;     // the paper's number of domains
 
     long place_of(long domain) const {
         return std::find(present_.begin(), present_.end(), domain) - present_.begin();
@@ -193,6 +218,7 @@ class DomainKernels {
 
     long domains_, common_, residual_, scale_, block_;
     const T* mix_;
+    std::vector<T> factors_;  // scale * A
     Buffer<T> kernels_, shares_;
     std::vector<long> present_;
     std::vector<long> runs_left_, slots_;  // by domain: runs whose gradient is to come, and place among `shares_`

@@ -70,7 +70,7 @@ class Head {
             Stage& stage = stages_[i];
             T* dx = i > 0 ? stages_[i - 1].turned.data() : input_gradient ? input_gradient_.data() : nullptr;
             if (stage.residual) {
-                stage.residual->backward(input_of(i), weights, stage.dz.data(), stage.turned.data(), dx, samples, optimiser);
+                stage.residual->backward(weights, stage.dz.data(), dx, samples, optimiser);
             } else {
                 linear_backward<T>(stage.shape, input_of(i), weights + stage.weight, stage.dz.data(), stage.turned.data(),
                                    dx, stride_, samples, optimiser, stage.weight);

@@ -51,18 +51,26 @@ struct Rows {
     Rows from(long sample) const { return {data + sample * sample_step, sample_step, feature_step}; }
 };
 
+// sums[i][j] += left(i, k) * right[j] over k, where `right_at(k, right)` fills the right side.
+template <class T, int R, int N, class Left, class Right>
+COTERIE_INLINE void multiply_add_made(Vec<T> (&sums)[R][N], long count, Left&& left, Right&& right_at) {
+    for (long k = 0; k < count; k++) {
+        Vec<T> right[N];
+        right_at(k, right);
+        for (int i = 0; i < R; i++) {
+            T a = left(i, k);
+            for (int j = 0; j < N; j++) sums[i][j] += a * right[j];
+        }
+    }
+}
+
 // sums[i][j] += left(i, k) * right(k)[j] over k: the one inner loop of linear layers, and of turned convolutions (tiles.hpp).
 template <class T, int R, int N, class Left, class Right>
 COTERIE_INLINE void multiply_add(Vec<T> (&sums)[R][N], long count, Left&& left, Right&& right) {
-    for (long k = 0; k < count; k++) {
+    multiply_add_made<T>(sums, count, left, [&](long k, Vec<T> (&values)[N]) {
         const T* row = right(k);
-        Vec<T> b[N];
-        for (int j = 0; j < N; j++) b[j] = load(row + j * kLanes<T>);
-        for (int i = 0; i < R; i++) {
-            T a = left(i, k);
-            for (int j = 0; j < N; j++) sums[i][j] += a * b[j];
-        }
-    }
+        for (int j = 0; j < N; j++) values[j] = load(row + j * kLanes<T>);
+    });
 }
 
 template <class T, int N>

@@ -66,11 +66,17 @@ class Optimiser {
 
     template <UpdateKind kind>
     COTERIE_INLINE void update(long at, Vec<T> gradient) {
-        Vec<T> weight = load(weights_ + at);
+        update_scaled<kind>(at, load(weights_ + at), T(1), gradient);
+    }
+
+    // The same with `factor * gradient`, for who knows the weight already.
+    template <UpdateKind kind>
+    COTERIE_INLINE void update_scaled(long at, Vec<T> weight, T factor, Vec<T> gradient) {
         if constexpr (kind == UpdateKind::plain) {
-            store(weights_ + at, weight - lr_ * gradient);
+            store(weights_ + at, weight - lr_ * factor * gradient);
             return;
         }
+        gradient *= factor;
         if (correction_) gradient += load(correction_ + at);
         if (anchor_) gradient += mu_ * (weight - load(anchor_ + at));
         if (weight_decay_ != 0) gradient += weight_decay_ * weight;
@@ -94,8 +100,14 @@ class Optimiser {
     // Neighbouring vectors.
     template <UpdateKind kind, int R, int N>
     COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < N; j++, at += kLanes<T>) update<kind>(at, gradient[i][j]);
+        if constexpr (kind == UpdateKind::plain) {
+            T *weight = weights_ + at, lr = lr_;  // not read again after every store
+            for (int i = 0; i < R; i++)
+                for (int j = 0; j < N; j++, weight += kLanes<T>) store(weight, load(weight) - lr * gradient[i][j]);
+        } else {
+            for (int i = 0; i < R; i++)
+                for (int j = 0; j < N; j++, at += kLanes<T>) update<kind>(at, gradient[i][j]);
+        }
     }
 
     // The whole tensor at `at` from its gradient; `count` is a multiple of the vector length.

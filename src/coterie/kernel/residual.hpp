@@ -1,12 +1,12 @@
-// A linear layer with residuals for domains (domains.hpp): the layer itself for all samples, and the residuals as layers of
-// their own:
+// A linear layer with residuals for domains (domains.hpp). A batch meets the merged kernel of each domain that it has:
 //
-//   z = x U^T + scale * r,   r[sample] = sum over e of A[domain of the sample][e] x V[e]^T
+//   z = x K[d]^T,   K[d] = U + scale * sum over e of A[d][e] V[e]
 //
-// In a batch of many domains nothing is merged: every V is then read once on the way up, and read and updated once on the
-// way down. A batch of one domain is cheaper with its merged kernel, from whose gradient all are updated at once.
+// but no K is ever kept: it is made a vector at a time where it is used, and U and all V are updated while they are still in the
+// cache. So what a step reads and writes are the parameters and little else.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "domains.hpp"
@@ -15,49 +15,11 @@
 
 namespace coterie {
 
-// Takes the gradient of the merged kernel of one domain, and updates U and the residuals with it.
-template <class T>
-struct JointUpdate {
-    Optimiser<T>& optimiser;
-    DomainKernels<T>& kernels;
-    long domain;
-    const T* weights;
-    const T* real;  // zero where a packed position holds no weight
-    T scale;
-    Vec<T> scale_gradient{};
-
-    template <UpdateKind kind, int R, int N>
-    COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
-        const T* is_real = real + at;
-        Vec<T> known[R][N];
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < N; j++, is_real += kLanes<T>) known[i][j] = load(is_real) != 0 ? gradient[i][j] : Vec<T>{};
-        optimiser.template update<kind>(kernels.common() + at, gradient);
-        kernels.for_lenders(domain, [&](long lender, T weight) {
-            const T* met = weights + kernels.residual(lender) + at;
-            Vec<T> dot{}, scaled[R][N];
-            for (int i = 0; i < R; i++)
-                for (int j = 0; j < N; j++, met += kLanes<T>) {
-                    dot += known[i][j] * load(met);
-                    scaled[i][j] = scale * weight * gradient[i][j];
-                }
-            scale_gradient += weight * dot;
-            optimiser.template update<kind>(kernels.residual(lender) + at, scaled);
-        });
-    }
-    template <class Body>
-    void with_kind(Body&& body) {
-        optimiser.with_kind(body);
-    }
-    void update_all(long at, const T* gradient, long count) {
-        with_kind([&](auto kind) {
-            for (long i = 0; i < count; i += kLanes<T>) {
-                Vec<T> one[1][1] = {{load(gradient + i)}};
-                update<decltype(kind)::value>(at + i, one);
-            }
-        });
-    }
-};
+constexpr int kMergedRows = kManyRegisters ? 8 : 5;     // samples of the forward tile
+constexpr int kSharedRows = kManyRegisters ? 4 : 3;     // inputs of the tiles on the way back ...
+constexpr int kSummedSamples = kManyRegisters ? 5 : 3;  // ... and samples of the one that sums over outputs
+constexpr int kFewSamples = kManyRegisters ? 4 : 2;     // that everything is in registers for
+static_assert(kInputRows % kSharedRows == 0, "packed rows are a multiple of the tile's");
 
 template <class T>
 class ResidualLinear {
@@ -65,155 +27,318 @@ class ResidualLinear {
     // `bias` is where the layer's bias begins behind its weights, or -1; `stride` that between features with samples
     // innermost.
     ResidualLinear(const PackedLinear<T>& shape, DomainKernels<T>&& kernels, long bias, long batch, long stride)
-        : shape_(shape),
-          kernels_(std::move(kernels)),
-          bias_(bias),
-          stride_(stride),
-          residue_(batch * shape.row_length()),
-          lent_(batch * shape.row_length()),
-          turned_(round_up(shape.outputs, kInputRows) * stride),
-          dx_(shape.rows() * stride),
-          bias_gradient_(shape.row_length()),
-          real_(kernels_.block()) {
-        for (long o = 0; o < shape.outputs; o++) {
-            for (long i = 0; i < shape.inputs; i++) real_.data()[shape.position(o, i)] = T(1);
-            if (bias >= 0) real_.data()[bias + o] = T(1);
-        }
-    }
+        : shape_(shape), kernels_(std::move(kernels)), bias_(bias), batch_(batch), stride_(stride) {}
 
+    // `x` is needed until after `backward`.
     void forward(Rows<T> x, const T* weights, T* z, const int64_t* domains, const int64_t* order, long samples,
                  Activation activation) {
         runs_ = runs_of(domains, order, samples, samples);
-        kernels_.begin_step(runs_);
-        if (is_merged()) {
-            kernels_.merge(weights, kernels_.present()[0]);
-            return product(x, kernels_.kernel(kernels_.present()[0]), z, samples, activation);
-        }
-        product(x, weights + kernels_.common(), z, samples);
-        std::memset(residue_.data(), 0, size_t(samples * shape_.row_length()) * sizeof(T));
-        for_loans(samples, [&](const Loan& loan) {
-            product(x.from(loan.first), weights + kernels_.residual(loan.lender), lent(loan.first), loan.size);
-            for_vectors(loan, [&](long at, bool borrows, T weight) {
-                if (borrows) store(residue_.data() + at, load(residue_.data() + at) + weight * load(lent_.data() + at));
-            });
+        std::stable_sort(runs_.begin(), runs_.end(), [](const Run& a, const Run& b) { return a.domain < b.domain; });
+        kernels_.begin_step(weights, runs_);
+        take(x, samples);
+        ends_.assign(1, 0);
+        for (size_t i = 1; i <= runs_.size(); i++)
+            if (i == runs_.size() || runs_[i].domain != runs_[i - 1].domain) ends_.push_back(i);
+        for_panels([&](auto vectors, long p, long at) {
+            panel_forward<decltype(vectors)::value>(p * kPanel, at, weights, z, activation);
         });
-        const T scale = weights[kernels_.scale()];
-        for (long i = 0; i < samples * shape_.row_length(); i += kLanes<T>)
-            store(z + i, activate<T>(load(z + i) + scale * load(residue_.data() + i), activation));
     }
 
-    // `dz` [sample][output], also `turned` as [output][sample]. `dx` may be null.
-    void backward(Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx, long samples, Optimiser<T>& optimiser) {
-        if (is_merged()) return backward_merged(x, weights, dz, turned, dx, samples, optimiser);
-        const T scale = weights[kernels_.scale()], scale_gradient = dot_residue(dz, samples);
-        layer_backward(x, weights, dz, turned, dx, samples, optimiser, kernels_.common());
-        for_loans(samples, [&](const Loan& loan) {
-            for_vectors(loan, [&](long at, bool borrows, T weight) {
-                store(lent_.data() + at, borrows ? scale * weight * load(dz + at) : Vec<T>{});
-            });
-            const T* own = lent(loan.first);
-            if (dx) turn(own, loan.size);
-            layer_backward(x.from(loan.first), weights, own, turned_.data(), dx ? dx_.data() : nullptr, loan.size, optimiser,
-                           kernels_.residual(loan.lender));
-            if (dx) add_to_input(dx, loan);
+    // `dz` [sample][output]; `dx` [input][sample] may be null.
+    void backward(const T* weights, T* dz, T* dx, long samples, Optimiser<T>& optimiser) {
+        clear_behind_outputs(dz, samples);
+        make_room();
+        optimiser.with_kind([&](auto kind) {
+            constexpr UpdateKind K = decltype(kind)::value;
+            Vec<T> scale_gradient{};
+            for (long row = 0; row < shape_.rows(); row += kSharedRows) {
+                for_domains([&](long place, const Run* run, const Run* end) {
+                    if (dx && !kernels_.mixes() && end - run == 1 && run->size <= kFewSamples) {
+                        with_constant<kFewSamples>(int(run->size), [&](auto samples) {
+                            scale_gradient += few_backward<K, decltype(samples)::value>(row, place, *run, weights, dz,
+                                                                                        dx + row * stride_, optimiser);
+                        });
+                        return;
+                    }
+                    if (dx) rows_to_input(row, run, end, weights, dz, dx + row * stride_);
+                    scale_gradient += share_rows<K>(row, place, run, end, weights, dz, optimiser);
+                });
+                for_panels([&](auto vectors, long p, long at) {
+                    constexpr int N = decltype(vectors)::value;
+                    scale_gradient += end_rows<K, kSharedRows, N>(p * kTile, at + row * N * kLanes<T>, weights, optimiser);
+                });
+            }
+            if (bias_ >= 0) scale_gradient += share_bias<K>(weights, dz, optimiser);
+            if (!kernels_.mixes()) kernels_.update_absent(optimiser);
+            T lanes[kLanes<T>] = {sum_lanes<T>(scale_gradient)};
+            optimiser.update_all(kernels_.scale(), lanes, kLanes<T>);
         });
-        if (!kernels_.mixes()) kernels_.update_absent(optimiser);
-        update_scale(scale_gradient, optimiser);
     }
 
    private:
-    // Neighbouring samples that meet the residual of one domain, each with what its own domain borrows.
-    struct Loan {
-        long lender, first, size;
-    };
+    // The inputs as rows of features.
+    void take(Rows<T> x, long samples) {
+        x_ = x;
+        if (x.feature_step == 1) return;
+        const long row = round_up(shape_.inputs, kLanes<T>);
+        if (!turned_.size()) turned_.resize(batch_ * row + kInputRows);
+        transpose<T>([&](long i) { return x.data + i * x.feature_step; }, shape_.inputs, samples, turned_.data(), row);
+        x_ = {turned_.data(), row, 1};
+    }
 
-    // Every residual is met once, so that it may be updated in passing.
+    // Calls `body(place among those present, first run, last)` for each domain of the batch.
     template <class Body>
-    void for_loans(long samples, Body&& body) const {
-        if (!kernels_.mixes() && kernels_.present().size() == runs_.size()) {
-            for (const Run& run : runs_) body(Loan{run.domain, run.first, run.size});
-            return;
-        }
-        for (long lender = 0; lender < kernels_.domains(); lender++)
-            if (kernels_.mixes() || kernels_.is_present(lender)) body(Loan{lender, 0, samples});
+    COTERIE_INLINE void for_domains(Body&& body) const {
+        for (size_t place = 0; place + 1 < ends_.size(); place++)
+            body(long(place), runs_.data() + ends_[place], runs_.data() + ends_[place + 1]);
     }
 
-    // Calls `body(place, whether the sample borrows, weight)` for every vector of the outputs of a loan. Who does not borrow
-    // meets nothing, not even a NaN times zero.
+    // The outputs from `column` on, whose weights begin at `at`, of all samples.
+    template <int N>
+    void panel_forward(long column, long at, const T* weights, T* z, Activation activation) const {
+        const long length = shape_.row_length(), step = x_.sample_step;
+        for_domains([&](long, const Run* run, const Run* end) {
+            kernels_.with_merged(weights, run->domain, [&](auto merged) {
+                Vec<T> bias[N] = {};
+                if (bias_ >= 0) merged(bias_ + column, bias);
+                auto right = [&](long k, Vec<T>(&values)[N]) { merged(at + k * N * kLanes<T>, values); };
+                for (; run < end; run++)
+                    for_row_blocks<kMergedRows>(run->size, [&](auto rows, long first) {
+                        constexpr int R = decltype(rows)::value;
+                        Vec<T> sums[R][N];
+                        for (int i = 0; i < R; i++)
+                            for (int j = 0; j < N; j++) sums[i][j] = bias[j];
+                        const T* left = x_.from(run->first + first).data;
+                        multiply_add_made<T>(sums, shape_.inputs, [&](int i, long k) { return left[i * step + k]; }, right);
+                        T* out = z + (run->first + first) * length + column;
+                        for (int i = 0; i < R; i++)
+                            for (int j = 0; j < N; j++)
+                                store(out + i * length + j * kLanes<T>, activate<T>(sums[i][j], activation));
+                    });
+            });
+        });
+    }
+
+    // Calls `body(vectors, panel, where it begins)` for every panel, `vectors` a compile-time constant.
     template <class Body>
-    void for_vectors(const Loan& loan, Body&& body) const {
-        for (const Run& run : runs_) {
-            if (run.first < loan.first || run.first >= loan.first + loan.size) continue;
-            const bool borrows = kernels_.mixes() || run.domain == loan.lender;
-            const T weight = kernels_.weight(run.domain, loan.lender);
-            for (long at = run.first * shape_.row_length(); at < (run.first + run.size) * shape_.row_length(); at += kLanes<T>)
-                body(at, borrows, weight);
+    COTERIE_INLINE void for_panels(Body&& body) const {
+        const long panels = shape_.panels(), step = shape_.start(1);
+        for (long p = 0; p + 1 < panels; p++) body(std::integral_constant<int, 2>{}, p, p * step);
+        if (shape_.vectors_of(panels - 1) == 2)
+            body(std::integral_constant<int, 2>{}, panels - 1, (panels - 1) * step);
+        else
+            body(std::integral_constant<int, 1>{}, panels - 1, (panels - 1) * step);
+    }
+
+    // For the gradients of some rows: of U, and with A of each K.
+    void make_room() {
+        tiles_ = shape_.panels() * kTile;
+        if (!common_.size()) common_.resize(tiles_);
+        long shares = long(kernels_.present().size()) * tiles_;
+        if (kernels_.mixes() && shares_.size() < shares) shares_.resize(shares);
+    }
+
+    // What lies behind the outputs is summed over like them: it must not be anything but zero.
+    void clear_behind_outputs(T* dz, long samples) const {
+        long last = shape_.row_length() - kLanes<T>;
+        for (long j = 0; j < samples; j++, dz += shape_.row_length())
+            store(dz + last, load_first(dz + last, shape_.outputs - last));
+    }
+
+    // dx of some inputs and the samples of one domain: the sum over outputs of K * dz.
+    void rows_to_input(long row, const Run* run, const Run* end, const T* weights, const T* dz, T* dx) const {
+        kernels_.with_merged(weights, run->domain, [&](auto merged) {
+            for (; run < end; run++)
+                for_row_blocks<kSummedSamples>(run->size, [&](auto samples, long first) {
+                    constexpr int P = decltype(samples)::value;
+                    first += run->first;
+                    const long length = shape_.row_length();
+                    const T* from = dz + first * length;
+                    Vec<T> sums[P][kSharedRows];
+                    clear(sums);
+                    for_panels([&](auto vectors, long p, long at) COTERIE_INLINE_LAMBDA {
+                        constexpr int N = decltype(vectors)::value;
+                        at += row * N * kLanes<T>;
+                        for (int j = 0; j < N; j++, at += kLanes<T>) {
+                            Vec<T> left[P], right[1];
+                            for (int s = 0; s < P; s++) left[s] = load(from + s * length + p * kPanel + j * kLanes<T>);
+                            for (int i = 0; i < kSharedRows; i++) {
+                                merged(at + i * N * kLanes<T>, right);
+                                for (int s = 0; s < P; s++) sums[s][i] += left[s] * right[0];
+                            }
+                        }
+                    });
+                    T flat[round_up(P * kSharedRows, kLanes<T>)];
+                    sum_lanes_of_all<T, P * kSharedRows>(&sums[0][0], flat);
+                    for (int s = 0; s < P; s++)
+                        for (int i = 0; i < kSharedRows; i++) dx[i * stride_ + first + s] = flat[s * kSharedRows + i];
+                });
+        });
+    }
+
+    // The gradient of some rows of K, from the samples of one domain. It is added to that of U, and V is updated with it; with A
+    // it is kept. Returns a part of the gradient of the scale.
+    template <UpdateKind kind>
+    Vec<T> share_rows(long row, long place, const Run* run, const Run* end, const T* weights, const T* dz,
+                      Optimiser<T>& optimiser) {
+        const long length = shape_.row_length(), real = shape_.inputs - row, domain = run->domain, step = x_.sample_step;
+        const bool mixes = kernels_.mixes();
+        const T* left = x_.data + row;
+        T *common = common_.data(), *shares = shares_.data() + place * tiles_;
+        Vec<T> dot{};
+        for_panels([&](auto vectors, long p, long at) COTERIE_INLINE_LAMBDA {
+            constexpr int N = decltype(vectors)::value;
+            Vec<T> own[kSharedRows][N];
+            clear(own);
+            for (const Run* part = run; part < end; part++) {
+                const T *from = left + part->first * step, *to = dz + part->first * length + p * kPanel;
+                multiply_add<T>(
+                    own, part->size, [&](int i, long k) { return from[k * step + i]; }, [&](long k) { return to + k * length; });
+            }
+            for (int i = 0; i < kSharedRows; i++)
+                for (int j = 0; j < N; j++)
+                    if (i >= real) own[i][j] = Vec<T>{};  // rows behind the inputs
+            keep(common + p * kTile, own, place > 0);
+            if (mixes)
+                keep(shares + p * kTile, own, false);
+            else
+                dot += update_residual<kind>(domain, at + row * N * kLanes<T>, own, weights, optimiser);
+        });
+        return dot;
+    }
+
+    // `rows_to_input` and `share_rows` at once, for P samples of a domain that borrows from none: all sums are in registers, and V
+    // is read once.
+    template <UpdateKind kind, int P>
+    Vec<T> few_backward(long row, long place, const Run& run, const T* weights, const T* dz, T* dx,
+                        Optimiser<T>& optimiser) {
+        const long length = shape_.row_length(), own = kernels_.residual(run.domain), stride = stride_;
+        const T *all = weights + kernels_.common(), scale = weights[kernels_.scale()];
+        T* common = common_.data();
+        const bool adds = place > 0;
+        dz += run.first * length;
+        dx += run.first;
+        T input[P][kSharedRows];
+        Vec<T> dot{}, sums[P][kSharedRows];
+        clear(sums);
+        for (int s = 0; s < P; s++)
+            for (int i = 0; i < kSharedRows; i++)
+                input[s][i] = row + i < shape_.inputs ? x_.from(run.first + s).data[row + i] : T(0);
+        for_panels([&](auto vectors, long p, long at) COTERIE_INLINE_LAMBDA {
+            constexpr int N = decltype(vectors)::value;
+            at += row * N * kLanes<T>;
+            for (int j = 0; j < N; j++) {
+                Vec<T> left[P];
+                for (int s = 0; s < P; s++) left[s] = load(dz + s * length + p * kPanel + j * kLanes<T>);
+                for (int i = 0; i < kSharedRows; i++) {
+                    const long place = (i * N + j) * kLanes<T>;
+                    T* to = common + p * kTile + place;
+                    Vec<T> met = load(weights + own + at + place), merged = load(all + at + place) + scale * met, gradient{};
+                    for (int s = 0; s < P; s++) {
+                        sums[s][i] += left[s] * merged;
+                        gradient += input[s][i] * left[s];
+                    }
+                    dot += gradient * met;
+                    store(to, adds ? load(to) + gradient : gradient);
+                    optimiser.template update_scaled<kind>(own + at + place, met, scale, gradient);
+                }
+            }
+        });
+        T flat[round_up(P * kSharedRows, kLanes<T>)];
+        sum_lanes_of_all<T, P * kSharedRows>(&sums[0][0], flat);
+        for (int s = 0; s < P; s++)
+            for (int i = 0; i < kSharedRows; i++) dx[i * stride + s] = flat[s * kSharedRows + i];
+        return dot;
+    }
+
+    // After the samples of all domains: U, and with A every V.
+    template <UpdateKind kind, int R, int N>
+    Vec<T> end_rows(long tile, long at, const T* weights, Optimiser<T>& optimiser) {
+        Vec<T> dot{}, gradient[R][N];
+        clear(gradient);
+        add(gradient, T(1), common_.data() + tile);
+        optimiser.template update<kind>(kernels_.common() + at, gradient);
+        if (!kernels_.mixes()) return dot;
+        for (long lender = 0; lender < kernels_.domains(); lender++) {
+            Vec<T> lent[R][N];
+            clear(lent);
+            for_domains([&](long place, const Run* run, const Run*) COTERIE_INLINE_LAMBDA {
+                add(lent, kernels_.weight(run->domain, lender), shares_.data() + place * tiles_ + tile);
+            });
+            dot += update_residual<kind>(lender, at, lent, weights, optimiser);
         }
+        return dot;
     }
 
-    bool is_merged() const { return kernels_.present().size() == 1; }
-
-    void backward_merged(Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx, long samples,
-                         Optimiser<T>& optimiser) {
-        long domain = kernels_.present()[0];
-        JointUpdate<T> joint{optimiser, kernels_, domain, weights, real_.data(), weights[kernels_.scale()]};
-        linear_backward<T>(shape_, x, kernels_.kernel(domain), dz, turned, dx, stride_, samples, joint, 0);
-        if (bias_ >= 0) bias_backward<T>(shape_, dz, samples, joint, bias_, bias_gradient_.data());
-        if (!kernels_.mixes()) kernels_.update_absent(optimiser);
-        update_scale(sum_lanes<T>(joint.scale_gradient), optimiser);
+    template <UpdateKind kind>
+    Vec<T> share_bias(const T* weights, const T* dz, Optimiser<T>& optimiser) {
+        Vec<T> dot{};
+        for (long column = 0; column < shape_.row_length(); column += kLanes<T>) {
+            for_domains([&](long place, const Run* run, const Run* end) {
+                Vec<T> own[1][1] = {};
+                const long domain = run->domain;
+                for (; run < end; run++)
+                    for (long j = run->first; j < run->first + run->size; j++)
+                        own[0][0] += load(dz + j * shape_.row_length() + column);
+                keep(common_.data(), own, place > 0);
+                if (kernels_.mixes())
+                    keep(shares_.data() + place * tiles_, own, false);
+                else
+                    dot += update_residual<kind>(domain, bias_ + column, own, weights, optimiser);
+            });
+            dot += end_rows<kind, 1, 1>(0, bias_ + column, weights, optimiser);
+        }
+        return dot;
     }
 
-    void update_scale(T gradient, Optimiser<T>& optimiser) const {
-        T lanes[kLanes<T>] = {gradient};
-        optimiser.update_all(kernels_.scale(), lanes, kLanes<T>);
-    }
-
-    T* lent(long sample) { return lent_.data() + sample * shape_.row_length(); }
-
-    void product(Rows<T> x, const T* weights, T* out, long samples, Activation activation = Activation::none) const {
-        linear_forward<T>(shape_, x, weights, bias_ >= 0 ? weights + bias_ : nullptr, out, samples, activation);
-    }
-
-    // Of the layer whose weights begin at `block`.
-    void layer_backward(Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx, long samples, Optimiser<T>& optimiser,
-                        long block) {
-        linear_backward<T>(shape_, x, weights + block, dz, turned, dx, stride_, samples, optimiser, block);
-        if (bias_ >= 0) bias_backward<T>(shape_, dz, samples, optimiser, block + bias_, bias_gradient_.data());
-    }
-
-    void turn(const T* dz, long samples) {
-        auto at = [&](long j) { return dz + j * shape_.row_length(); };
-        transpose<T>(at, samples, shape_.outputs, turned_.data(), stride_);
-    }
-
-    void add_to_input(T* dx, const Loan& loan) const {
-        for (long i = 0; i < shape_.inputs; i++)
-            for (long j = 0; j < loan.size; j += kLanes<T>) {
-                T* to = dx + i * stride_ + loan.first + j;
-                store_first(to, load(to) + load(dx_.data() + i * stride_ + j), loan.size - j);
+    template <UpdateKind kind, int R, int N>
+    COTERIE_INLINE Vec<T> update_residual(long domain, long at, const Vec<T> (&gradient)[R][N], const T* weights,
+                                          Optimiser<T>& optimiser) const {
+        const T scale = weights[kernels_.scale()], *met = weights + kernels_.residual(domain) + at;
+        Vec<T> dot[R], scaled[R][N];
+        for (int i = 0; i < R; i++) {
+            dot[i] = Vec<T>{};
+            for (int j = 0; j < N; j++, met += kLanes<T>) {
+                dot[i] += gradient[i][j] * load(met);
+                scaled[i][j] = scale * gradient[i][j];
             }
+        }
+        optimiser.template update<kind>(kernels_.residual(domain) + at, scaled);
+        for (int i = 1; i < R; i++) dot[0] += dot[i];
+        return dot[0];
     }
 
-    // The gradient of the scale: dz . r over all samples.
-    T dot_residue(const T* dz, long samples) const {
-        Vec<T> sum{};
-        for (long j = 0; j < samples; j++)
-            for (long o = 0; o < shape_.outputs; o += kLanes<T>) {
-                long at = j * shape_.row_length() + o, left = shape_.outputs - o;
-                sum += load_first(dz + at, left) * load_first(residue_.data() + at, left);
-            }
-        return sum_lanes<T>(sum);
+    template <int R, int N>
+    static COTERIE_INLINE void keep(T* tile, const Vec<T> (&gradient)[R][N], bool adds) {
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < N; j++, tile += kLanes<T>)
+                store(tile, adds ? load(tile) + gradient[i][j] : gradient[i][j]);
     }
+
+    template <int R, int N>
+    static COTERIE_INLINE void add(Vec<T> (&sums)[R][N], T factor, const T* tile) {
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < N; j++, tile += kLanes<T>) sums[i][j] += factor * load(tile);
+    }
+
+    // Not `= {}`: that fills memory first, and the sums stay there.
+    template <int R, int N>
+    static COTERIE_INLINE void clear(Vec<T> (&sums)[R][N]) {
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < N; j++) sums[i][j] = Vec<T>{};
+    }
+
+    static constexpr long kPanel = PackedLinear<T>::kPanel;
+    static constexpr long kTile = kSharedRows * 2 * kLanes<T>;  // some rows of a panel
 
     PackedLinear<T> shape_;
     DomainKernels<T> kernels_;
-    long bias_, stride_;
-    std::vector<Run> runs_;     // of the present batch
-    Buffer<T> residue_;         // r of the last forward
-    Buffer<T> lent_;            // z or dz of one loan
-    Buffer<T> turned_, dx_;     // of one loan
-    Buffer<T> bias_gradient_;
-    Buffer<T> real_;            // one where a packed position holds a weight, zero elsewhere
+    long bias_, batch_, stride_, tiles_ = 0;
+    Rows<T> x_{};
+    Buffer<T> turned_;           // the inputs, where they came as [feature][sample]
+    std::vector<Run> runs_;      // of the present batch, those of a domain together
+    std::vector<size_t> ends_;   // of the runs of each domain, behind a first zero
+    Buffer<T> common_, shares_;  // gradients of some rows: of U, and with A of each K
 };
 
 }  // namespace coterie

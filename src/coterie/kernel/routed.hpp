@@ -34,7 +34,7 @@ class Routed {
     void forward(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep, Map<T> out) {
         // Long runs are cut, so that few sizes occur and each has its working memory.
         std::vector<Run> runs = runs_of(inputs.domains, order, samples, kLanes<T>);
-        kernels_.begin_step(runs);
+        kernels_.begin_step(weights, runs);
         for (long domain : kernels_.present()) kernels_.merge(weights, domain);
         for (auto& [key, part] : parts_) part.packed = nullptr;
         make_blocks(runs, keep);

@@ -17,6 +17,7 @@
 #endif
 
 #define COTERIE_INLINE inline __attribute__((always_inline))
+#define COTERIE_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace coterie {
 
