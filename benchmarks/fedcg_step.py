@@ -1,4 +1,7 @@
-"""A training step of FedCG's network against the plain one: D = 4, residuals on the last layer, one thread.
+"""A training step of FedCG's network against the plain one: D = 4, residuals on one layer, one thread.
+
+That layer is what "last" means: the last convolution, or the last layer before the classifier; of the MLP also the
+classifier.
 
 By torch, and by the kernel where it takes both networks; a kernel's step is compared with the kernel's plain step.
 """
@@ -20,19 +23,20 @@ from coterie.models.domains import DomainNet, Graph, fedcg
 
 _DOMAINS, _STEPS = 4, 10
 CASES = (
-    ("MLP", "mlp", (1, 28, 28), 10),
-    ("LeNet-5, 28 x 28", "lenet5", (1, 28, 28), 10),
-    ("digits CNN, 8 x 8", "digits-cnn", (1, 8, 8), 10),
-    ("FEMNIST CNN", "femnist-port", (1, 28, 28), 62),
-    ("CelebA CNN", "celeba-port", (3, 84, 84), 2),
-    ("CIFAR CNN", "cifar-cnn", (3, 32, 32), 10),
+    ("MLP, last hidden layer", "mlp", (1, 28, 28), 10, "last"),
+    ("MLP, classifier", "mlp", (1, 28, 28), 10, "5"),
+    ("LeNet-5, 28 x 28", "lenet5", (1, 28, 28), 10, "last"),
+    ("digits CNN, 8 x 8", "digits-cnn", (1, 8, 8), 10, "last"),
+    ("FEMNIST CNN", "femnist-port", (1, 28, 28), 62, "last"),
+    ("CelebA CNN", "celeba-port", (3, 84, 84), 2, "last"),
+    ("CIFAR CNN", "cifar-cnn", (3, 32, 32), 10, "last"),
 )
 
 
 def step_cost(turns: int = 5) -> list[dict[str, object]]:
     """One row per network and batch size: seconds a step, and how many times as long each variant takes."""
     rows: list[dict[str, object]] = []
-    for name, model, shape, classes in CASES:
+    for name, model, shape, classes, layers in CASES:
         for batch in (10, 32):
             plain = build_model(model, shape, classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             x = torch.randn(batch, *shape).to(memory_format=torch.channels_last)
@@ -40,7 +44,7 @@ def step_cost(turns: int = 5) -> list[dict[str, object]]:
             mixed = torch.arange(batch) % _DOMAINS
             variants: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {"plain": (plain, (x,))}
             for label, graph in _graphs().items():
-                net = fedcg(plain, domains=_DOMAINS, graph=graph)
+                net = fedcg(plain, domains=_DOMAINS, layers=layers, graph=graph)
                 if label == "residuals":
                     variants["residuals, one domain a batch"] = (net, (x, torch.zeros_like(mixed)))
                 variants[f"{label}, four domains a batch"] = (net, (x, mixed))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from coterie.fast import grouped
 from coterie.kernel import Net, Routing, peers
 from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
@@ -39,6 +40,8 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Sequential(nn.Conv2d(2, 14, 3, padding=1), nn.Conv2d(14, 2, 3), nn.Flatten(), nn.Linear(18, 2)), (2, 5, 5)),
     (fedcg(nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 37, bias=False)), domains=3, layers="2"), (7,)),
     (fedcg(nn.Sequential(nn.Linear(7, 35), nn.ReLU(), nn.Linear(35, 3)), domains=5), (7,)),
+    (fedcg(nn.Sequential(nn.Linear(7, 35), nn.ReLU(), nn.Linear(35, 3)), domains=6, layers="2"), (7,)),
+    (fedcg(nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(48, 33)), domains=4, layers="2"), (2, 5, 5)),
     (fedcg(nn.Sequential(nn.Conv2d(2, 7, 2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(28, 3)), domains=3), (2, 5, 5)),
     (
         fedcg(
@@ -71,7 +74,7 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
     y = torch.randint(0, net.outputs, (samples,), generator=g)
     if net.loss == "mse":
         y = torch.randn(samples, net.outputs, generator=g, dtype=dtype)
-    mix = torch.full((net.domains, net.domains), 0.3, dtype=dtype) if net.domains == 4 else None
+    mix = torch.full((net.domains, net.domains), 0.3, dtype=dtype) if net.domains in (4, 6) else None
     route = Routing(torch.randint(net.domains, (samples,), generator=g), mix) if net.domains else None
     if options.pop("everything", False):
         options |= {"mu": 0.1, "anchor": weights.clone(), "correction": weights.clone(), "weight_decay": 0.1}
@@ -80,7 +83,8 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
         torch.randint(0, 256, (samples, *net.input_shape), generator=g, dtype=torch.uint8),
     ):
         order = torch.cat([torch.randperm(samples, generator=g) for _ in range(2)])
-        net.train(weights, x, y, order, epochs=2, batch=batch, lr=0.01, scale=0.01, route=route, **options)
+        for told in [order] if route is None else [order, grouped(order, 2, batch, route.domains)]:
+            net.train(weights, x, y, told, epochs=2, batch=batch, lr=0.01, scale=0.01, route=route, **options)
         net.evaluate(torch.stack([weights, weights]), x, y, route=route)
         net.predict(weights[None], x, route=route)
         if x.is_floating_point() and route is None:
