@@ -74,16 +74,18 @@ class DomainKernels {
             }
     }
 
-    // Makes K[d] of a domain that occurs.
-    void merge(const T* weights, long domain) {
+    // Makes K[d] of every domain that occurs, a part at a time: what they have in common is then read once.
+    void merge(const T* weights) {
         make_room(kernels_);
-        T* merged = kernel(domain);
-        with_merged(weights, domain, [&](auto at) {
-            for (long i = 0; i < block_; i += kLanes<T>) {
-                Vec<T> one[1];
-                at(i, one);
-                store(merged + i, one[0]);
-            }
+        for_chunks([&](long first, long count) {
+            for (long domain : present_)
+                with_merged(weights, domain, [&, to = kernel(domain)](auto merged) {
+                    for (long i = first; i < first + count; i += kLanes<T>) {
+                        Vec<T> one[1];
+                        merged(i, one);
+                        store(to + i, one[0]);
+                    }
+                });
         });
     }
 
@@ -140,8 +142,7 @@ class DomainKernels {
         T dot = 0;
         const T* gradient = share(domain);
         for_chunks([&](long first, long count) {
-            add_scaled(sharing.common + first, gradient + first, T(1), sharing.common + first, count);
-            dot += update(domain, gradient + first, first, count, sharing);
+            dot += update(domain, gradient + first, first, count, sharing, sharing.common + first);
         });
         free_slots_.push_back(std::exchange(slots_[size_t(domain)], -1));
         return dot;
@@ -196,22 +197,23 @@ class DomainKernels {
         for (long i = 0; i < count; i += kLanes<T>) store(to + i, load(base + i) + factor * load(values + i));
     }
 
-    // A chunk of V[e]; returns its product with the gradient.
-    T update(long e, const T* gradient, long first, long count, const Sharing& sharing) const {
+    // A chunk of V[e]; returns its product with the gradient, which is also added to `total` if there is one.
+    T update(long e, const T* gradient, long first, long count, const Sharing& sharing, T* total = nullptr) const {
         T dot = 0;
         sharing.optimiser.with_kind([&](auto kind) {
             dot = update<decltype(kind)::value>(residual(e) + first, gradient, count, sharing.weights, sharing.weights[scale_],
-                                                sharing.optimiser);
+                                                sharing.optimiser, total);
         });
         return dot;
     }
     template <UpdateKind kind>
-    static T update(long at, const T* gradient, long count, const T* weights, T factor, Optimiser<T>& optimiser) {
+    static T update(long at, const T* gradient, long count, const T* weights, T factor, Optimiser<T>& optimiser, T* total) {
         Vec<T> dot{};  // a variable of this loop alone, which stays in a register
         for (long i = 0; i < count; i += kLanes<T>) {
-            Vec<T> one = load(gradient + i);
-            dot += one * load(weights + at + i);
-            optimiser.template update<kind>(at + i, factor * one);
+            Vec<T> one = load(gradient + i), met = load(weights + at + i);
+            if (total) store(total + i, load(total + i) + one);
+            dot += one * met;
+            optimiser.template update_scaled<kind>(at + i, met, factor, one);
         }
         return sum_lanes<T>(dot);
     }

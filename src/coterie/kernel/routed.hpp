@@ -35,7 +35,7 @@ class Routed {
         // Long runs are cut, so that few sizes occur and each has its working memory.
         std::vector<Run> runs = runs_of(inputs.domains, order, samples, kLanes<T>);
         kernels_.begin_step(weights, runs);
-        for (long domain : kernels_.present()) kernels_.merge(weights, domain);
+        kernels_.merge(weights);
         for (auto& [key, part] : parts_) part.packed = nullptr;
         make_blocks(runs, keep);
         for (const Block& block : blocks_) {
