@@ -18,7 +18,7 @@ namespace coterie {
 constexpr int kMergedRows = kManyRegisters ? 8 : 5;     // samples of the forward tile
 constexpr int kSharedRows = kManyRegisters ? 4 : 3;     // inputs of the tiles on the way back ...
 constexpr int kSummedSamples = kManyRegisters ? 5 : 3;  // ... and samples of the one that sums over outputs
-constexpr int kFewSamples = kManyRegisters ? 4 : 2;     // that everything is in registers for
+constexpr int kFewSamples = kManyRegisters ? 8 : 2;     // that everything is in registers for
 static_assert(kInputRows % kSharedRows == 0, "packed rows are a multiple of the tile's");
 
 template <class T>
@@ -55,8 +55,9 @@ class ResidualLinear {
                 for_domains([&](long place, const Run* run, const Run* end) {
                     if (dx && !kernels_.mixes() && end - run == 1 && run->size <= kFewSamples) {
                         with_constant<kFewSamples>(int(run->size), [&](auto samples) {
-                            scale_gradient += few_backward<K, decltype(samples)::value>(row, place, *run, weights, dz,
-                                                                                        dx + row * stride_, optimiser);
+                            constexpr int P = decltype(samples)::value, R = P > 4 ? kSharedRows / 2 : kSharedRows;
+                            for (long first = 0; first < kSharedRows; first += R)
+                                scale_gradient += few_backward<K, P, R>(row, first, place, *run, weights, dz, dx, optimiser);
                         });
                         return;
                     }
@@ -208,31 +209,30 @@ class ResidualLinear {
     }
 
     // `rows_to_input` and `share_rows` at once, for P samples of a domain that borrows from none: all sums are in registers, and V
-    // is read once.
-    template <UpdateKind kind, int P>
-    Vec<T> few_backward(long row, long place, const Run& run, const T* weights, const T* dz, T* dx,
+    // is read once. Of the rows from `row` on these are R, from `first` on.
+    template <UpdateKind kind, int P, int R>
+    Vec<T> few_backward(long row, long first, long place, const Run& run, const T* weights, const T* dz, T* dx,
                         Optimiser<T>& optimiser) {
         const long length = shape_.row_length(), own = kernels_.residual(run.domain), stride = stride_;
         const T *all = weights + kernels_.common(), scale = weights[kernels_.scale()];
         T* common = common_.data();
         const bool adds = place > 0;
         dz += run.first * length;
-        dx += run.first;
-        T input[P][kSharedRows];
-        Vec<T> dot{}, sums[P][kSharedRows];
+        row += first;
+        T input[P][R];
+        Vec<T> dot{}, sums[P][R];
         clear(sums);
         for (int s = 0; s < P; s++)
-            for (int i = 0; i < kSharedRows; i++)
-                input[s][i] = row + i < shape_.inputs ? x_.from(run.first + s).data[row + i] : T(0);
+            for (int i = 0; i < R; i++) input[s][i] = row + i < shape_.inputs ? x_.from(run.first + s).data[row + i] : T(0);
         for_panels([&](auto vectors, long p, long at) COTERIE_INLINE_LAMBDA {
             constexpr int N = decltype(vectors)::value;
             at += row * N * kLanes<T>;
             for (int j = 0; j < N; j++) {
                 Vec<T> left[P];
                 for (int s = 0; s < P; s++) left[s] = load(dz + s * length + p * kPanel + j * kLanes<T>);
-                for (int i = 0; i < kSharedRows; i++) {
+                for (int i = 0; i < R; i++) {
                     const long place = (i * N + j) * kLanes<T>;
-                    T* to = common + p * kTile + place;
+                    T* to = common + p * kTile + first * N * kLanes<T> + place;
                     Vec<T> met = load(weights + own + at + place), merged = load(all + at + place) + scale * met, gradient{};
                     for (int s = 0; s < P; s++) {
                         sums[s][i] += left[s] * merged;
@@ -244,10 +244,10 @@ class ResidualLinear {
                 }
             }
         });
-        T flat[round_up(P * kSharedRows, kLanes<T>)];
-        sum_lanes_of_all<T, P * kSharedRows>(&sums[0][0], flat);
+        T flat[round_up(P * R, kLanes<T>)];
+        sum_lanes_of_all<T, P * R>(&sums[0][0], flat);
         for (int s = 0; s < P; s++)
-            for (int i = 0; i < kSharedRows; i++) dx[i * stride + s] = flat[s * kSharedRows + i];
+            for (int i = 0; i < R; i++) dx[(row + i) * stride + run.first + s] = flat[s * R + i];
         return dot;
     }
 
