@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import settings
 
 from coterie.data.own import OwnPopulation
 
@@ -17,10 +17,21 @@ from .tiny import tiny_digits
 
 # one torch thread: two on a shared machine are slower than one, and sums would depend on their number
 torch.set_num_threads(1)
-os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
 # a job in the background ignores Ctrl-C, and so would the commands that it starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# the same examples every time: a test that fails for one in a thousand is of no use to whoever changed something else
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
+torch.default_generator.manual_seed(0)  # for what test files make when they are imported
+
+
+@pytest.fixture(autouse=True)
+def _same_weights_every_time() -> None:
+    """Networks that a test makes without a seed begin alike, whatever ran before it."""
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

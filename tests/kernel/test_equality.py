@@ -28,7 +28,7 @@ def _assert_equal(found: Tensor, expected: Tensor) -> None:
 
 
 @given(networks(), st.data())
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_training_equals_torch(network: tuple[nn.Sequential, tuple[int, ...]], data: st.DataObject) -> None:
     module, shape = network
     loss = data.draw(st.sampled_from(("cross_entropy", "mse")))
