@@ -41,7 +41,6 @@ class DomainKernels {
           block_(residual_ - common_),
           mix_(static_cast<const T*>(mix)) {}
 
-    long block() const { return block_; }  // length of U, of each V and of each K
     bool mixes() const { return mix_; }
     long domains() const { return domains_; }
     const std::vector<long>& present() const { return present_; }
@@ -51,7 +50,8 @@ class DomainKernels {
     long residual(long domain) const { return residual_ + domain * block_; }
     long scale() const { return scale_; }
 
-    T weight(long domain, long lender) const { return mix_ ? mix_[domain * domains_ + lender] : T(domain == lender); }
+    // A[domain][lender], where domains borrow at all.
+    T weight(long domain, long lender) const { return mix_[domain * domains_ + lender]; }
 
     // K[d] of a domain that occurs.
     T* kernel(long domain) { return kernels_.data() + place_of(domain) * block_; }
@@ -218,7 +218,8 @@ class DomainKernels {
         return sum_lanes<T>(dot);
     }
 
-    long domains_, common_, residual_, scale_, block_;
+    long domains_, common_, residual_, scale_;
+    long block_;  // length of U, of each V and of each K
     const T* mix_;
     std::vector<T> factors_;  // scale * A
     Buffer<T> kernels_, shares_;

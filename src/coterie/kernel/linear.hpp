@@ -124,9 +124,9 @@ COTERIE_INLINE void backward_tile(const T* weights, long outputs, const T* turne
 
 // Both halves of the backward pass, tile by tile: dx needs the weights as they were, then they are updated while they
 // are still in the cache. For a layer larger than the cache this reads and writes its memory once, not three times.
-template <class T, int N, UpdateKind kind, class Updater>
+template <class T, int N, UpdateKind kind>
 void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T* weights, const T* dz, const T* turned,
-                    T* dx, long stride, long samples, Updater& updater, long offset) {
+                    T* dx, long stride, long samples, Optimiser<T>& optimiser, long offset) {
     constexpr int kWidth = N * kLanes<T>;
     long column = panel * layer.kPanel, outputs = std::min<long>(kWidth, layer.outputs - column);
     long row_length = layer.row_length(), start = layer.start(panel);
@@ -151,22 +151,21 @@ void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T
             const T* left = x.data + row * x.feature_step;
             multiply_add<T>(sums, samples, [&](int i, long k) { return left[i * x.feature_step + k]; }, right);
         }
-        updater.template update<kind>(offset + at, sums);
+        optimiser.template update<kind>(offset + at, sums);
     }
 }
 
-// `updater` takes the gradients: an Optimiser, or what passes them on to one. `offset` is where the layer's weights begin among
-// all packed weights; `dx` may be null (nothing below learns).
-template <class T, class Updater>
+// `offset` is where the layer's weights begin among all packed weights; `dx` may be null (nothing below learns).
+template <class T>
 void linear_backward(const PackedLinear<T>& layer, Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx,
-                     long stride, long samples, Updater& updater, long offset) {
-    updater.with_kind([&](auto kind) {
+                     long stride, long samples, Optimiser<T>& optimiser, long offset) {
+    optimiser.with_kind([&](auto kind) {
         for (long p = 0; p < layer.panels(); p++)
             if (layer.vectors_of(p) == 2)
-                backward_panel<T, 2, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, updater,
+                backward_panel<T, 2, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, optimiser,
                                                             offset);
             else
-                backward_panel<T, 1, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, updater,
+                backward_panel<T, 1, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, optimiser,
                                                             offset);
     });
 }
@@ -195,14 +194,15 @@ void linear_to_input(const PackedLinear<T>& layer, const T* weights, const T* tu
 }
 
 // db[outputs] = sum over samples dz[sample][outputs], then the update.
-template <class T, class Updater>
-void bias_backward(const PackedLinear<T>& layer, const T* dz, long samples, Updater& updater, long offset, T* gradient) {
+template <class T>
+void bias_backward(const PackedLinear<T>& layer, const T* dz, long samples, Optimiser<T>& optimiser, long offset,
+                   T* gradient) {
     for (long column = 0; column < layer.row_length(); column += kLanes<T>) {
         Vec<T> sum{};
         for (long j = 0; j < samples; j++) sum += load(dz + j * layer.row_length() + column);
         store(gradient + column, sum);
     }
-    updater.update_all(offset, gradient, layer.row_length());
+    optimiser.update_all(offset, gradient, layer.row_length());
 }
 
 }  // namespace coterie

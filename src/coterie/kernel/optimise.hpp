@@ -97,16 +97,17 @@ class Optimiser {
         }
     }
 
-    // Neighbouring vectors.
+    // Neighbouring vectors, with `factor * gradient`.
     template <UpdateKind kind, int R, int N>
-    COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N]) {
+    COTERIE_INLINE void update(long at, const Vec<T> (&gradient)[R][N], T factor = T(1)) {
         if constexpr (kind == UpdateKind::plain) {
-            T *weight = weights_ + at, lr = lr_;  // not read again after every store
+            T *weight = weights_ + at, rate = lr_ * factor;  // not read again after every store
             for (int i = 0; i < R; i++)
-                for (int j = 0; j < N; j++, weight += kLanes<T>) store(weight, load(weight) - lr * gradient[i][j]);
+                for (int j = 0; j < N; j++, weight += kLanes<T>) store(weight, load(weight) - rate * gradient[i][j]);
         } else {
             for (int i = 0; i < R; i++)
-                for (int j = 0; j < N; j++, at += kLanes<T>) update<kind>(at, gradient[i][j]);
+                for (int j = 0; j < N; j++, at += kLanes<T>)
+                    update_scaled<kind>(at, load(weights_ + at), factor, gradient[i][j]);
         }
     }
 

@@ -27,7 +27,13 @@ class ResidualLinear {
     // `bias` is where the layer's bias begins behind its weights, or -1; `stride` that between features with samples
     // innermost.
     ResidualLinear(const PackedLinear<T>& shape, DomainKernels<T>&& kernels, long bias, long batch, long stride)
-        : shape_(shape), kernels_(std::move(kernels)), bias_(bias), batch_(batch), stride_(stride) {}
+        : shape_(shape),
+          kernels_(std::move(kernels)),
+          bias_(bias),
+          batch_(batch),
+          stride_(stride),
+          tiles_(shape.panels() * kTile),
+          common_(tiles_) {}
 
     // `x` is needed until after `backward`.
     void forward(Rows<T> x, const T* weights, T* z, const int64_t* domains, const int64_t* order, long samples,
@@ -47,7 +53,8 @@ class ResidualLinear {
     // `dz` [sample][output]; `dx` [input][sample] may be null.
     void backward(const T* weights, T* dz, T* dx, long samples, Optimiser<T>& optimiser) {
         clear_behind_outputs(dz, samples);
-        make_room();
+        long shares = long(kernels_.present().size()) * tiles_;
+        if (kernels_.mixes() && shares_.size() < shares) shares_.resize(shares);
         optimiser.with_kind([&](auto kind) {
             constexpr UpdateKind K = decltype(kind)::value;
             Vec<T> scale_gradient{};
@@ -129,14 +136,6 @@ class ResidualLinear {
             body(std::integral_constant<int, 2>{}, panels - 1, (panels - 1) * step);
         else
             body(std::integral_constant<int, 1>{}, panels - 1, (panels - 1) * step);
-    }
-
-    // For the gradients of some rows: of U, and with A of each K.
-    void make_room() {
-        tiles_ = shape_.panels() * kTile;
-        if (!common_.size()) common_.resize(tiles_);
-        long shares = long(kernels_.present().size()) * tiles_;
-        if (kernels_.mixes() && shares_.size() < shares) shares_.resize(shares);
     }
 
     // What lies behind the outputs is summed over like them: it must not be anything but zero.
@@ -231,16 +230,16 @@ class ResidualLinear {
                 Vec<T> left[P];
                 for (int s = 0; s < P; s++) left[s] = load(dz + s * length + p * kPanel + j * kLanes<T>);
                 for (int i = 0; i < R; i++) {
-                    const long place = (i * N + j) * kLanes<T>;
-                    T* to = common + p * kTile + first * N * kLanes<T> + place;
-                    Vec<T> met = load(weights + own + at + place), merged = load(all + at + place) + scale * met, gradient{};
+                    const long vector = (i * N + j) * kLanes<T>;
+                    T* to = common + p * kTile + first * N * kLanes<T> + vector;
+                    Vec<T> met = load(weights + own + at + vector), merged = load(all + at + vector) + scale * met, gradient{};
                     for (int s = 0; s < P; s++) {
                         sums[s][i] += left[s] * merged;
                         gradient += input[s][i] * left[s];
                     }
                     dot += gradient * met;
                     store(to, adds ? load(to) + gradient : gradient);
-                    optimiser.template update_scaled<kind>(own + at + place, met, scale, gradient);
+                    optimiser.template update_scaled<kind>(own + at + vector, met, scale, gradient);
                 }
             }
         });
@@ -295,15 +294,12 @@ class ResidualLinear {
     COTERIE_INLINE Vec<T> update_residual(long domain, long at, const Vec<T> (&gradient)[R][N], const T* weights,
                                           Optimiser<T>& optimiser) const {
         const T scale = weights[kernels_.scale()], *met = weights + kernels_.residual(domain) + at;
-        Vec<T> dot[R], scaled[R][N];
+        Vec<T> dot[R];
         for (int i = 0; i < R; i++) {
             dot[i] = Vec<T>{};
-            for (int j = 0; j < N; j++, met += kLanes<T>) {
-                dot[i] += gradient[i][j] * load(met);
-                scaled[i][j] = scale * gradient[i][j];
-            }
+            for (int j = 0; j < N; j++, met += kLanes<T>) dot[i] += gradient[i][j] * load(met);
         }
-        optimiser.template update<kind>(kernels_.residual(domain) + at, scaled);
+        optimiser.template update<kind>(kernels_.residual(domain) + at, gradient, scale);
         for (int i = 1; i < R; i++) dot[0] += dot[i];
         return dot[0];
     }
@@ -333,7 +329,8 @@ class ResidualLinear {
 
     PackedLinear<T> shape_;
     DomainKernels<T> kernels_;
-    long bias_, batch_, stride_, tiles_ = 0;
+    long bias_, batch_, stride_;
+    long tiles_;  // some rows of all panels
     Rows<T> x_{};
     Buffer<T> turned_;           // the inputs, where they came as [feature][sample]
     std::vector<Run> runs_;      // of the present batch, those of a domain together

@@ -21,8 +21,8 @@ class Route:
     """Where the samples of the current batch belong: what a network tells all its domain layers.
 
     `weights` [n, D], rows that sum to 1, are given where domains are soft. Where they are hard, `present` names the
-    domains that the batch has, `sizes` how many samples each has, and `order` brings these together (`back` undoes it;
-    both None where all samples are of one domain). `adjacency` is None where domains do not interact.
+    domains that the batch has, `sizes` how many samples each has, and `order` brings these together and undoes
+    that (None where all samples are of one domain). `adjacency` is None where domains do not interact.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,12 @@ class Route:
         self.weights: Tensor | None = None
         self.present = torch.zeros(0, dtype=torch.int64)
         self.sizes: list[int] = []
-        self.order: Tensor | None = None
-        self.back: Tensor | None = None
+        self.order: tuple[Tensor, Tensor] | None = None
         self.adjacency: Tensor | None = None
 
     def send(self, domains: Tensor, known: int) -> None:
         """Take the domains of a batch: numbers [n] below `known`, or weights [n, D]. Grouped once for all layers."""
-        self.samples, self.weights, self.order, self.back = len(domains), None, None, None
+        self.samples, self.weights, self.order = len(domains), None, None
         if domains.dim() == 2:
             self.weights = domains
             return
@@ -51,7 +50,7 @@ class Route:
             return
         ordered, order = domains.sort(stable=True)
         self.present, counts = ordered.unique_consecutive(return_counts=True)
-        self.sizes, self.order, self.back = counts.tolist(), order, order.argsort()
+        self.sizes, self.order = counts.tolist(), (order, order.argsort())
 
 
 class DomainLayer(nn.Module):
@@ -140,11 +139,12 @@ class DomainLayer(nn.Module):
         if route.weights is not None:
             return self._mixed(x, route.weights, merge, apply)
         kernels = self._kernels(merge(self.joined(route.present)))
-        if route.order is None or route.back is None:
+        if route.order is None:
             return apply(x, *kernels[0])
-        groups = x.index_select(0, route.order).split(route.sizes)
+        there, back = route.order
+        groups = x.index_select(0, there).split(route.sizes)
         parts = [apply(part, *kernel) for part, kernel in zip(groups, kernels, strict=True)]
-        return torch.cat(parts).index_select(0, route.back)
+        return torch.cat(parts).index_select(0, back)
 
     def _mixed(
         self,
