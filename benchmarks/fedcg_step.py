@@ -1,7 +1,7 @@
 """A training step of FedCG's network against the plain one: D = 4, residuals on one layer, one thread.
 
-That layer is what "last" means: the last convolution, or the last layer before the classifier; of the MLP also the
-classifier.
+That layer is what "last" means: the last convolution, or in a network without any its last layer; of the MLP also the
+hidden layer before it.
 
 By torch, and by the kernel where it takes both networks; a kernel's step is compared with the kernel's plain step.
 """
@@ -23,8 +23,8 @@ from coterie.models.domains import DomainNet, Graph, fedcg
 
 _DOMAINS, _STEPS = 4, 10
 CASES = (
-    ("MLP, last hidden layer", "mlp", (1, 28, 28), 10, "last"),
-    ("MLP, classifier", "mlp", (1, 28, 28), 10, "5"),
+    ("MLP", "mlp", (1, 28, 28), 10, "last"),
+    ("MLP, last hidden layer", "mlp", (1, 28, 28), 10, "3"),
     ("LeNet-5, 28 x 28", "lenet5", (1, 28, 28), 10, "last"),
     ("digits CNN, 8 x 8", "digits-cnn", (1, 8, 8), 10, "last"),
     ("FEMNIST CNN", "femnist-port", (1, 28, 28), 62, "last"),

@@ -205,7 +205,8 @@ def test_normalisation_statistics_are_common() -> None:
 def test_what_last_means() -> None:
     assert list(choose_layers(normed(), "last")) == ["3", "4"]
     assert list(choose_layers(build_model("digits-cnn", (1, 8, 8), 10), "last")) == ["3"]
-    assert list(choose_layers(build_model("digits-mlp", (1, 8, 8), 10), "last")) == ["1"]
+    assert list(choose_layers(build_model("digits-mlp", (1, 8, 8), 10), "last")) == ["3"]
+    assert list(choose_layers(build_model("mlp", (1, 28, 28), 10), "last")) == ["5"]
     assert list(choose_layers(nn.Linear(3, 2), "last")) == [""]
     assert list(choose_layers(normed(), ["7", "0"])) == ["0", "7"]
 

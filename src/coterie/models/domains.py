@@ -63,9 +63,9 @@ def fedcg(
 ) -> DomainNet:
     """A network with domain layers in the place of the chosen ones.
 
-    `layers` is "last" (the last convolution with its normalisation, or, in a network without any, the last linear
-    layer before the classifier), "convolutions" (all of them and all normalisations), "all" (linear layers too) or the
-    names of layers. `scale` is the first lambda; None leaves the agnostic part out. The module is copied.
+    `layers` is "last" (the last convolution with its normalisation, or, in a network without any, its last layer),
+    "convolutions" (all of them and all normalisations), "all" (linear layers too) or the names of layers.
+    `scale` is the first lambda; None leaves the agnostic part out. The module is copied.
     """
     if domains < 1:
         raise CoterieError(f"There must be at least 1 domain, not {domains}.")
@@ -127,11 +127,7 @@ def choose_layers(module: nn.Module, layers: str | Sequence[str]) -> dict[str, n
 def _last(known: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     items = list(known.items())
     convolutions = [place for place, (_, layer) in enumerate(items) if isinstance(layer, nn.Conv2d)]
-    if not convolutions:
-        # the classifier itself sees features alone: what differs between domains is before it
-        yield items[max(0, len(items) - 2)]
-        return
-    place = convolutions[-1]
+    place = convolutions[-1] if convolutions else len(items) - 1
     yield items[place]
     if place + 1 < len(items) and isinstance(items[place + 1][1], nn.BatchNorm2d):
         yield items[place + 1]
