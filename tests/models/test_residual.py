@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import CoterieError
-from coterie.models import build_model
+from coterie.models import build_model, residual
 from coterie.models.domain_graph import DomainGraph, WKind, distance_adjacency, fixed_adjacency
 from coterie.models.domains import DomainNet, Graph, choose_layers, domain_classifier, export, fedcg
 
@@ -113,15 +113,48 @@ def test_equal_domains_share_alike() -> None:
 @pytest.mark.parametrize("layers", ["last", "convolutions", "all", "0,7"])
 @pytest.mark.parametrize("w", ["none", "full", "per_filter", "bottleneck"])
 @pytest.mark.parametrize("sigma", ["none", "relu", "on_activation"])
-def test_routing_in_one_batch_equals_sample_by_sample(layers: str, w: Any, sigma: Any) -> None:
+@pytest.mark.parametrize("mixed", [[2, 0, 0, 1, 2, 2, 0], [2, 0, 0, 0, 0, 0, 0]])
+def test_routing_in_one_batch_equals_sample_by_sample(layers: str, w: Any, sigma: Any, mixed: list[int]) -> None:
     torch.manual_seed(0)
     net = shaken(fedcg(normed(), domains=3, layers=layers, graph=Graph(A3, w, sigma, 4), start="random")).eval()
-    x, domains = images(), torch.tensor([2, 0, 0, 1, 2, 2, 0])
+    x, domains = images(), torch.tensor(mixed)
     together = net(x, domains)
     one_by_one = torch.cat([net(x[i : i + 1], domains[i : i + 1]) for i in range(len(x))])
     assert torch.allclose(together, one_by_one, atol=1e-5)
     hot = torch.nn.functional.one_hot(domains, 3).float()
     assert torch.allclose(together, net(x, hot), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(4, 6, 3), (4, 7, 5)),
+        (nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, dilation=2, groups=2, bias=False), (4, 7, 5)),
+        (nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (4, 7, 5)),
+        (nn.BatchNorm2d(4), (4, 3, 2)),
+        (nn.Linear(5, 3), (5,)),
+        (nn.Linear(5, 3, bias=False), (4, 5)),
+    ],
+)
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_one_call_for_all_domains_equals_one_for_each(
+    layer: nn.Module, shape: tuple[int, ...], form: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = shaken(fedcg(layer, domains=4, layers="all", start="random")).double()
+    domains = torch.tensor([3, 1, 1, 0, 3, 0, 3])  # three of four domains, and an empty place in two of them
+    x = torch.randn(7, *shape, dtype=torch.float64)
+    x = x.to(memory_format=form) if x.dim() == 4 else x
+    x.requires_grad_()
+    found = []
+    for limit in (residual._EVEN, 0.0):
+        monkeypatch.setattr(residual, "_EVEN", limit)
+        z = net(x, domains)
+        assert net._route.is_even == (limit > 0)
+        if form is torch.channels_last and z.dim() == 4:
+            assert z.is_contiguous(memory_format=form)  # or the next layers would be slower
+        found.append([z, *torch.autograd.grad(z.sin().sum(), [x, *net.parameters()])])
+    for one, each in zip(*found, strict=True):
+        assert torch.allclose(one, each, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("sigma", ["none", "relu", "on_activation"])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from coterie.errors import CoterieError
 from coterie.models.domain_graph import DomainGraph
 
 ResidualStart = Literal["zero", "random"]
+_EVEN = 1.5  # how many times the samples of a batch may be computed to save calls
+_LITTLE_WORK = 1 << 24  # multiplications of a convolution (measured: docs/results/fedcg.md, Cost)
 
 
 class Route:
@@ -32,10 +35,11 @@ class Route:
         self.sizes: list[int] = []
         self.order: tuple[Tensor, Tensor] | None = None
         self.adjacency: Tensor | None = None
+        self._turns: tuple[Tensor, Tensor] | None = None
 
     def send(self, domains: Tensor, known: int) -> None:
         """Take the domains of a batch: numbers [n] below `known`, or weights [n, D]. Grouped once for all layers."""
-        self.samples, self.weights, self.order = len(domains), None, None
+        self.samples, self.weights, self.order, self._turns = len(domains), None, None, None
         if domains.dim() == 2:
             self.weights = domains
             return
@@ -51,6 +55,21 @@ class Route:
         ordered, order = domains.sort(stable=True)
         self.present, counts = ordered.unique_consecutive(return_counts=True)
         self.sizes, self.order = counts.tolist(), (order, order.argsort())
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all domains have about as many samples, so that few are taken twice in `turns`."""
+        return max(self.sizes) * len(self.sizes) <= _EVEN * self.samples
+
+    def turns(self) -> tuple[Tensor, Tensor]:
+        """Samples of all domains in turn, any where a domain has no more, and where each sample is among them."""
+        if self._turns is None:
+            assert self.order is not None
+            there, back = self.order
+            domains = len(self.sizes)
+            places = [place for d, size in enumerate(self.sizes) for place in range(d, size * domains, domains)]
+            self._turns = pad_sequence(there.split(self.sizes)).flatten(), torch.tensor(places).index_select(0, back)
+        return self._turns
 
 
 class DomainLayer(nn.Module):
@@ -105,17 +124,25 @@ class DomainLayer(nn.Module):
         weight = self.weight.reshape(-1)
         return torch.addcmul(torch.cat([weight, self.bias]) if self.with_bias else weight, self.scale, rows)
 
-    def _kernels(self, rows: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Weight and bias in each row."""
+    def _kernels(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights in each row, and the biases."""
         shape = (len(rows), *self.kernel_shape)
         if not self.with_bias:
-            return [(weight, None) for weight in rows.reshape(shape).unbind()]
+            return rows.reshape(shape), None
         weights, biases = rows.split([self.kernel_shape.numel(), self.kernel_shape[0]], dim=1)
-        return list(zip(weights.reshape(shape).unbind(), biases.unbind(), strict=True))
+        return weights.reshape(shape), biases
 
     @abstractmethod
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer as it was before, with these parameters."""
+
+    @abstractmethod
+    def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """The same in one call for samples of all domains in turn, each with the parameters of its own."""
+
+    def prefers_one_call(self, x: Tensor) -> bool:
+        """Whether one call for all domains is cheaper than one for each."""
+        return True
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output, each sample by its own domain."""
@@ -125,41 +152,44 @@ class DomainLayer(nn.Module):
                 "layers out that reshape the batch."
             )
         if not self.on_activation:
-            return self._routed(x, self.merged, self.compute)
-        rectified = self._routed(x, lambda rows: rows, lambda *call: F.relu(self.compute(*call)))
+            return self._routed(x, self.merged, lambda z: z)
+        rectified = self._routed(x, lambda rows: rows, F.relu)
         if not self.agnostic:
             return rectified
         return self.compute(x, self.weight, self.bias if self.with_bias else None) + self.scale * rectified
 
-    def _routed(
-        self, x: Tensor, merge: Callable[[Tensor], Tensor], apply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    ) -> Tensor:
-        """`apply` to every sample with the merged parameters of its domain, each domain's samples at once."""
+    def _routed(self, x: Tensor, merge: Callable[[Tensor], Tensor], finish: Callable[[Tensor], Tensor]) -> Tensor:
+        """Every sample with the merged parameters of its domain, each domain's samples at once."""
         route = self.route
         if route.weights is not None:
-            return self._mixed(x, route.weights, merge, apply)
-        kernels = self._kernels(merge(self.joined(route.present)))
+            return self._mixed(x, route.weights, merge, finish)
+        weights, biases = self._kernels(merge(self.joined(route.present)))
         if route.order is None:
-            return apply(x, *kernels[0])
+            return finish(self.compute(x, weights[0], None if biases is None else biases[0]))
+        if route.is_even and self.prefers_one_call(x):
+            turns, places = route.turns()
+            return finish(_taken(self.compute_each(_taken(x, turns), weights, biases), places))
         there, back = route.order
-        groups = x.index_select(0, there).split(route.sizes)
-        parts = [apply(part, *kernel) for part, kernel in zip(groups, kernels, strict=True)]
-        return torch.cat(parts).index_select(0, back)
+        groups = _taken(x, there).split(route.sizes)
+        return finish(_taken(torch.cat(list(self._one_by_one(groups, weights, biases))), back))
+
+    def _one_by_one(self, groups: Iterable[Tensor], weights: Tensor, biases: Tensor | None) -> Iterator[Tensor]:
+        each = [None] * len(weights) if biases is None else biases.unbind()
+        for x, weight, bias in zip(groups, weights.unbind(), each, strict=True):
+            yield self.compute(x, weight, bias)
 
     def _mixed(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        merge: Callable[[Tensor], Tensor],
-        apply: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        self, x: Tensor, weights: Tensor, merge: Callable[[Tensor], Tensor], finish: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Every sample by all domains, weighted; by one mixed kernel where that is the same."""
         every = self.joined(torch.arange(self.domains))
-        if not self.on_activation and len(x) and bool((weights == weights[:1]).all()):
-            return apply(x, *self._kernels(merge(weights[:1] @ every))[0])
-        outputs = torch.stack([apply(x, *kernel) for kernel in self._kernels(merge(every))])
-        shares = weights.T.reshape(self.domains, len(x), *[1] * (outputs.dim() - 2))
-        return (outputs * shares).sum(0)
+        alike = not self.on_activation and len(x) > 0 and bool((weights == weights[:1]).all())
+        kernels = self._kernels(merge(weights[:1] @ every if alike else every))
+        outputs = [finish(z) for z in self._one_by_one([x] * len(kernels[0]), *kernels)]
+        if alike:
+            return outputs[0]
+        shares = weights.T.reshape(self.domains, len(x), *[1] * (outputs[0].dim() - 1))
+        return (torch.stack(outputs) * shares).sum(0)
 
     def fold(self) -> None:
         """Put what the graph makes in the place of V, and forget graph and agnostic part where they merge."""
@@ -182,6 +212,13 @@ class DomainLinear(DomainLayer):
         """The linear map."""
         return F.linear(x, weight, bias)
 
+    def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """One product of stacks of matrices."""
+        left, right = x.reshape(-1, len(weights), *x.shape[1:]).transpose(0, 1), weights.transpose(1, 2)
+        rows = left.flatten(1, -2)
+        z = torch.bmm(rows, right) if biases is None else torch.baddbmm(biases.unsqueeze(1), rows, right)
+        return z.reshape(*left.shape[:-1], -1).transpose(0, 1).flatten(0, 1)
+
 
 class DomainConv2d(DomainLayer):
     """A convolution with residuals; stride, padding, dilation and groups are those of the layer it replaces."""
@@ -192,6 +229,21 @@ class DomainConv2d(DomainLayer):
         """The convolution."""
         output: Tensor = self.like._conv_forward(x, weight, bias)
         return output
+
+    def prefers_one_call(self, x: Tensor) -> bool:
+        """A grouped convolution is slower by itself, and saves calls: it pays where a call does little."""
+        pixels = x.numel() // x.shape[1]
+        return self.like.padding_mode == "zeros" and pixels * self.kernel_shape.numel() <= _LITTLE_WORK
+
+    def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """One convolution in groups of channels, those of a domain each."""
+        like, domains = self.like, len(weights)
+        kernels, shifts = weights.flatten(0, 1), None if biases is None else biases.flatten()
+        images = x.reshape(-1, domains, *x.shape[1:])
+        beside = images.permute(0, 3, 4, 1, 2).flatten(3).permute(0, 3, 1, 2)  # channels of all domains, innermost
+        z = F.conv2d(beside, kernels, shifts, like.stride, like.padding, like.dilation, domains * like.groups)
+        maps = z.permute(0, 2, 3, 1).reshape(len(z), *z.shape[2:], domains, -1)
+        return maps.permute(0, 3, 1, 2, 4).flatten(0, 1).permute(0, 3, 1, 2)
 
 
 class DomainBatchNorm2d(DomainLayer):
@@ -204,9 +256,22 @@ class DomainBatchNorm2d(DomainLayer):
         assert bias is not None
         return x * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
 
+    def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """The same."""
+        assert biases is not None
+        turns = x.reshape(-1, len(weights), *x.shape[1:])
+        return (turns * weights[..., None, None] + biases[..., None, None]).flatten(0, 1)
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalise over the whole batch, then scale and shift by domain."""
         return super().forward(self.normalise(x))
+
+
+def _taken(x: Tensor, samples: Tensor) -> Tensor:
+    """Some samples; channels stay innermost in memory where they are, for the layers that follow."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x.permute(0, 2, 3, 1).index_select(0, samples).permute(0, 3, 1, 2)
+    return x.index_select(0, samples)
 
 
 def domain_layer(
