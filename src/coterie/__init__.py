@@ -41,5 +41,6 @@ __all__ = [
 
 
 def method(name: str, **settings: Any) -> ServerMethod[Any]:
-    """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`."""
-    return from_settings(method_named(name), settings, name)
+    """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`."""
+    kind = method_named(name)
+    return from_settings(kind, kind.expand(settings), name)

@@ -77,7 +77,7 @@ def test_every_way_to_find_domains_serves_unseen_clients(find: str, digits: OwnP
 
 def test_oracle_domains_are_the_groups(digits: OwnPopulation) -> None:
     assert ran(digits, find="oracle").ari == 1.0
-    with pytest.raises(CoterieError, match="the data have 3 domains or more; set domains to that, not 2"):
+    with pytest.raises(CoterieError, match="samples have domain 2, counted from 0; set domains to all there are"):
         ran(digits, find="oracle", domains=2)
 
 

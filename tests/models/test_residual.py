@@ -183,7 +183,8 @@ def test_soft_domains_are_equation_4() -> None:
     layer: Any = net.layers()[0][1]
     x, w = torch.randn(5, 4), torch.tensor([[0.3, 0.7]] * 2 + [[1.0, 0.0]] * 3)
     parts = [x @ v[:12].view(3, 4).T + v[12:] for v in layer.residual]
-    right = x @ layer.weight.T + layer.bias + layer.scale * (w[:, :1] * parts[0] + w[:, 1:] * parts[1])
+    weight, bias = layer.common
+    right = x @ weight.T + bias + layer.scale * (w[:, :1] * parts[0] + w[:, 1:] * parts[1])
     assert torch.allclose(net(x, w), right, atol=1e-6)
     even = torch.full((5, 2), 0.5)
     assert torch.equal(net(x), net(x, even))

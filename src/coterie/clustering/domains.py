@@ -246,7 +246,7 @@ def evenness(counts: Tensor) -> float:
     """The entropy of a histogram relative to its largest: 1 is even, 0 is collapsed to one domain."""
     shares = counts.double() / counts.sum().clamp_min(1)
     entropy = -(shares * shares.clamp_min(1e-12).log()).sum()
-    return float(entropy.clamp_min(0) / np.log(len(counts))) if len(counts) > 1 else 1.0
+    return max(0.0, float(entropy / np.log(len(counts)))) if len(counts) > 1 else 1.0
 
 
 def domain_panels(

@@ -262,7 +262,7 @@ class _Translation:
     def _use(self, module: str, parameter: str) -> int:
         name = self.inside + f"{module}.{parameter}".removeprefix(self.prefix)
         owner = self.modules[module]
-        if getattr(owner, parameter, None) is None:
+        if owner._parameters.get(parameter) is None:
             return -1
         if name not in self.unused:
             raise _NotKnown(f"its parameter {name} is used twice or shared")

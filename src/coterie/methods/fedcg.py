@@ -307,9 +307,8 @@ class FedCG(ServerMethod[Domains]):
         if known is None:
             raise CoterieError('fedcg: these samples have no metadata beside them; set find to "features".')
         if bool((known >= self.domains).any()):
-            raise CoterieError(
-                f"fedcg: the data have {int(known.max()) + 1} domains or more; set domains to that, not {self.domains}."
-            )
+            highest = int(known.max())
+            raise CoterieError(f"fedcg: samples have domain {highest}, counted from 0; set domains to all there are.")
         told = F.one_hot(known.clamp_min(0), self.domains).to(torch.float32)
         return torch.where(known[:, None] < 0, 1 / self.domains, told)
 

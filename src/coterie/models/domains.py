@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -59,24 +59,36 @@ def fedcg(
     layers: str | Sequence[str] = "last",
     graph: Graph | None = None,
     scale: float | None = 1.0,
-    start: ResidualStart = "zero",
+    start: ResidualStart | None = None,
 ) -> DomainNet:
     """A network with domain layers in the place of the chosen ones.
 
     `layers` is "last" (the last convolution with its normalisation, or, in a network without any, its last layer),
     "convolutions" (all of them and all normalisations), "all" (linear layers too) or the names of layers.
-    `scale` is the first lambda; None leaves the agnostic part out. The module is copied.
+    `scale` is the first lambda; None leaves the agnostic part out. Residuals start at zero, or at random where a
+    rectifier would hold them there. The module is copied.
     """
     if domains < 1:
         raise CoterieError(f"There must be at least 1 domain, not {domains}.")
+    if any(isinstance(part, DomainLayer) for part in module.modules()):
+        raise CoterieError("This network has domain layers already; give FedCG the plain one.")
+    rectified = graph is not None and graph.sigma != "none"
+    if rectified and start == "zero" and scale is not None:
+        raise CoterieError('Residuals at zero stay there behind a ReLU; set start to "random", or sigma to "none".')
+    start = start or ("random" if rectified else "zero")
+    if graph is not None:
+        _check(graph, domains)
     network, route = copy.deepcopy(module), Route()
     chosen = choose_layers(network, layers)
-    for layer in chosen.values():
+    for name, layer in chosen.items():
         weight, bias = parameters_of(layer)
+        if sum(any(own is weight for own in part.parameters(recurse=False)) for part in network.modules()) > 1:
+            raise CoterieError(f"Layer {name!r} shares its weight with another one; leave it out of layers.")
         joined = None
         if graph is not None:
             relu = graph.sigma == "relu"
             joined = DomainGraph(weight.shape[0], weight.shape, bias is not None, graph.w, relu, graph.bottleneck)
+            joined.to(weight.dtype)
         new = domain_layer(
             layer,
             route,
@@ -87,7 +99,17 @@ def fedcg(
             on_activation=graph is not None and graph.sigma == "on_activation",
         )
         network = _replaced(network, layer, new)
-    return DomainNet(network, route, domains, None if graph is None else graph.adjacency)
+    adjacency = None if graph is None or graph.adjacency is None else graph.adjacency.to(weight.dtype)
+    return DomainNet(network, route, domains, adjacency)
+
+
+def _check(graph: Graph, domains: int) -> None:
+    for name, kinds in (("w", get_args(WKind)), ("sigma", get_args(Sigma))):
+        if getattr(graph, name) not in kinds:
+            raise CoterieError(f"A graph's {name} is one of {', '.join(kinds)}, not {getattr(graph, name)!r}.")
+    if graph.adjacency is not None and graph.adjacency.shape != (domains, domains):
+        shape = " x ".join(map(str, graph.adjacency.shape))
+        raise CoterieError(f"With {domains} domains A must be {domains} x {domains}, not {shape}.")
 
 
 def export(net: DomainNet) -> DomainNet:
@@ -141,7 +163,13 @@ def _replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
         for name, child in list(parent._modules.items()):
             if child is old:
                 parent._modules[name] = new
+                if isinstance(parent, nn.TransformerEncoderLayer):
+                    new.register_forward_pre_hook(_no_shortcut)
     return network
+
+
+def _no_shortcut(module: nn.Module, inputs: object) -> None:
+    """torch computes a TransformerEncoderLayer from its weights, past its layers, unless one of these has a hook."""
 
 
 def domain_classifier(shape: tuple[int, ...], domains: int) -> nn.Sequential:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from coterie.errors import CoterieError
 from coterie.models.domain_graph import DomainGraph
@@ -18,6 +18,10 @@ from coterie.models.domain_graph import DomainGraph
 ResidualStart = Literal["zero", "random"]
 _EVEN = 1.5  # how many times the samples of a batch may be computed to save calls
 _LITTLE_WORK = 1 << 24  # multiplications of a convolution (measured: docs/results/fedcg.md, Cost)
+
+
+class _NotOneWeight(CoterieError, AttributeError):
+    """An attribute error too, so that `hasattr` and `getattr` with a default work."""
 
 
 class Route:
@@ -39,6 +43,10 @@ class Route:
 
     def send(self, domains: Tensor, known: int) -> None:
         """Take the domains of a batch: numbers [n] below `known`, or weights [n, D]. Grouped once for all layers."""
+        if domains.dim() not in (1, 2) or (domains.dim() == 2 and domains.shape[1] != known):
+            raise CoterieError(
+                f"Domains must be numbers [n] or weights [n, {known}], not a tensor of {tuple(domains.shape)}."
+            )
         self.samples, self.weights, self.order, self._turns = len(domains), None, None, None
         if domains.dim() == 2:
             self.weights = domains
@@ -46,8 +54,8 @@ class Route:
         low, high = (int(end) for end in domains.aminmax()) if len(domains) else (0, 0)
         if not 0 <= low <= high < known:
             raise CoterieError(
-                f"Domain {high if low >= 0 else low} was asked for and there are {known}, counted from 0; "
-                "set domains higher."
+                f"Domain {high if low >= 0 else low} was asked for and there are {known}, counted from 0"
+                + ("; set domains higher." if low >= 0 else ".")
             )
         if low == high:
             self.present, self.sizes = torch.tensor([low]), [len(domains)]
@@ -62,13 +70,16 @@ class Route:
         return max(self.sizes) * len(self.sizes) <= _EVEN * self.samples
 
     def turns(self) -> tuple[Tensor, Tensor]:
-        """Samples of all domains in turn, any where a domain has no more, and where each sample is among them."""
+        """Samples of all domains in turn, its last again where one has no more; and where each sample is among them."""
         if self._turns is None:
             assert self.order is not None
             there, back = self.order
             domains = len(self.sizes)
+            ends = list(accumulate(self.sizes))
+            firsts = [(end - size, end - 1) for end, size in zip(ends, self.sizes, strict=True)]
+            turns = [min(first + turn, last) for turn in range(max(self.sizes)) for first, last in firsts]
             places = [place for d, size in enumerate(self.sizes) for place in range(d, size * domains, domains)]
-            self._turns = pad_sequence(there.split(self.sizes)).flatten(), torch.tensor(places).index_select(0, back)
+            self._turns = there[turns], torch.tensor(places)[back]
         return self._turns
 
 
@@ -96,10 +107,25 @@ class DomainLayer(nn.Module):
         self.residual = nn.Parameter(residual)
         self.agnostic = scale is not None
         if scale is not None:
-            self.weight = nn.Parameter(weight.detach().clone())
+            self.register_parameter("weight", nn.Parameter(weight.detach().clone(), weight.requires_grad))
             if bias is not None:
-                self.bias = nn.Parameter(bias.detach().clone())
-            self.scale = nn.Parameter(torch.tensor(scale))
+                self.register_parameter("bias", nn.Parameter(bias.detach().clone(), bias.requires_grad))
+            self.scale = nn.Parameter(torch.tensor(scale, dtype=weight.dtype))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias"):
+            raise _NotOneWeight(
+                f"This network reads the {name} of a layer by itself, and with FedCG's residuals there is one for each "
+                "domain; leave that layer out of layers."
+            )
+        return super().__getattr__(name)
+
+    @property
+    def common(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the agnostic part."""
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return weight, self._parameters.get("bias")
 
     @property
     def domains(self) -> int:
@@ -121,8 +147,9 @@ class DomainLayer(nn.Module):
         """What domains compute with, [len(rows), q]: their residual parameters merged with the agnostic ones."""
         if not self.agnostic:
             return rows
-        weight = self.weight.reshape(-1)
-        return torch.addcmul(torch.cat([weight, self.bias]) if self.with_bias else weight, self.scale, rows)
+        weight, bias = self.common
+        weight = weight.reshape(-1)
+        return torch.addcmul(weight if bias is None else torch.cat([weight, bias]), self.scale, rows)
 
     def _kernels(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The weights in each row, and the biases."""
@@ -156,7 +183,7 @@ class DomainLayer(nn.Module):
         rectified = self._routed(x, lambda rows: rows, F.relu)
         if not self.agnostic:
             return rectified
-        return self.compute(x, self.weight, self.bias if self.with_bias else None) + self.scale * rectified
+        return self.compute(x, *self.common) + self.scale * rectified
 
     def _routed(self, x: Tensor, merge: Callable[[Tensor], Tensor], finish: Callable[[Tensor], Tensor]) -> Tensor:
         """Every sample with the merged parameters of its domain, each domain's samples at once."""
@@ -199,9 +226,8 @@ class DomainLayer(nn.Module):
             self.residual = nn.Parameter((self.merged(rows) if merges else rows).clone(), requires_grad=False)
         self.graph = None
         if merges:
-            del self.weight, self.scale
-            if self.with_bias:
-                del self.bias
+            for name in ("weight", "bias", "scale"):
+                self._parameters.pop(name, None)
             self.agnostic = False
 
 
@@ -232,8 +258,9 @@ class DomainConv2d(DomainLayer):
 
     def prefers_one_call(self, x: Tensor) -> bool:
         """A grouped convolution is slower by itself, and saves calls: it pays where a call does little."""
-        pixels = x.numel() // x.shape[1]
-        return self.like.padding_mode == "zeros" and pixels * self.kernel_shape.numel() <= _LITTLE_WORK
+        if self.like.padding_mode != "zeros" or x.shape[1] != self.like.in_channels:
+            return False  # the wrong number of channels is better told by one convolution
+        return x.numel() // x.shape[1] * self.kernel_shape.numel() <= _LITTLE_WORK
 
     def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         """One convolution in groups of channels, those of a domain each."""
@@ -294,7 +321,12 @@ def domain_layer(
         made.like = _without_parameters(layer)
     elif isinstance(layer, nn.BatchNorm2d):
         made.normalise = nn.BatchNorm2d(
-            layer.num_features, layer.eps, layer.momentum, affine=False, track_running_stats=layer.track_running_stats
+            layer.num_features,
+            layer.eps,
+            layer.momentum,
+            affine=False,
+            track_running_stats=layer.track_running_stats,
+            dtype=weight.dtype,
         )
         made.normalise.load_state_dict(dict(layer.named_buffers()))
     return made
@@ -303,27 +335,28 @@ def domain_layer(
 def parameters_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight and bias; a normalisation without its own has 1 and 0."""
     if isinstance(layer, nn.BatchNorm2d) and not layer.affine:
-        return torch.ones(layer.num_features), torch.zeros(layer.num_features)
+        one = torch.ones(layer.num_features).to(layer.running_mean)  # the same numbers' type
+        return one.requires_grad_(), torch.zeros_like(one).requires_grad_()
     assert isinstance(layer.weight, Tensor)
     assert layer.bias is None or isinstance(layer.bias, Tensor)
-    return layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    return layer.weight, layer.bias
 
 
 def _first_residual(layer: nn.Module, domains: int, start: Literal["zero", "random", "copy"]) -> Tensor:
-    flat = torch.cat([part.reshape(-1) for part in parameters_of(layer) if part is not None])
+    flat = torch.cat([part.detach().reshape(-1) for part in parameters_of(layer) if part is not None])
     if start == "zero":
-        return torch.zeros(domains, len(flat))
+        return flat.new_zeros(domains, len(flat))
     if start == "copy":
         return flat.repeat(domains, 1)
     rows = []
     for _ in range(domains):
         fresh = copy.deepcopy(layer)
         if isinstance(fresh, nn.BatchNorm2d):
-            rows.append(0.1 * torch.randn(len(flat)))  # scales that add nothing on average
+            rows.append(0.1 * torch.randn(len(flat)).to(flat.dtype))  # scales that add nothing on average
             continue
         assert isinstance(fresh, nn.Linear | nn.Conv2d)
         fresh.reset_parameters()
-        rows.append(torch.cat([part.reshape(-1) for part in parameters_of(fresh) if part is not None]))
+        rows.append(torch.cat([part.detach().reshape(-1) for part in parameters_of(fresh) if part is not None]))
     return torch.stack(rows)
 
 

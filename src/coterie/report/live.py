@@ -28,6 +28,7 @@ _FILE_WIDTH = 120
 _HISTORY = 12
 _LINES_A_RUN = 10
 _NOTES = 4
+_SHORT = 8
 
 
 class _View(ABC):
@@ -151,9 +152,14 @@ class LiveView(_View):
 
 
 def _own_measures(row: Row) -> list[str]:
-    """What the method itself measured in a round, number by number."""
-    log = row.get("log") or {}
-    return [f"{key} {value:.3g}" for key, value in log.items() if isinstance(value, (int, float))]
+    """What the method itself measured in a round, number by number; of lists the short ones, such as histograms."""
+    measures = []
+    for key, value in (row.get("log") or {}).items():
+        if isinstance(value, (int, float)):
+            measures.append(f"{key} {value:.3g}")
+        elif isinstance(value, list) and 0 < len(value) <= _SHORT and all(isinstance(one, float) for one in value):
+            measures.append(f"{key} {' '.join(f'{one:.2g}' for one in value)}")
+    return measures
 
 
 @dataclass

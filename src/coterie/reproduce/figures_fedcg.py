@@ -17,10 +17,13 @@ from coterie.clustering.domains import UNEVEN, Moments, features_of, find_domain
 from coterie.data import LazyPopulation, build
 from coterie.data.own import OwnPopulation
 from coterie.data.samples import ClientData, ClientId, Population, Samples
+from coterie.data.sources.digits import LEVELS
 from coterie.methods.base import ServerMethod
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedcg import FedCG
+from coterie.methods.fedprox import FedProx
 from coterie.methods.oracle import Oracle
+from coterie.methods.scaffold import Scaffold
 from coterie.models import build_model
 from coterie.reproduce.registry import experiment
 from coterie.reproduce.tables import DOMAIN_COLUMNS, Note, cell, heading, logged, markdown, spread
@@ -64,6 +67,9 @@ def mixed(out: Path, seeds: Sequence[int], note: Note) -> str:
         "FedAvg, rate 0.1": FedAvg(**_TRAINING),
         "FedAvg, rate 0.2": FedAvg(**{**_TRAINING, "lr": 0.2}),
         "FedAvg, rate 0.3": FedAvg(**{**_TRAINING, "lr": 0.3}),
+        "FedProx, rate 0.3": FedProx(**{**_TRAINING, "lr": 0.3}),
+        "SCAFFOLD, rate 0.1": Scaffold(**_TRAINING),
+        "SCAFFOLD, rate 0.2": Scaffold(**{**_TRAINING, "lr": 0.2}),
         "FedCG robust": FedCG(**_TRAINING),
         "FedCG robust, rate 0.2": FedCG(**{**_TRAINING, "lr": 0.2}),
         "FedCG robust, each image by itself": FedCG(**_TRAINING, routing="image"),
@@ -80,6 +86,9 @@ def unseen_domain(out: Path, seeds: Sequence[int], note: Note) -> str:
     """Each of the four domains in turn: the clients of the other three train, its own are the unseen ones."""
     methods: dict[str, ServerMethod[Any]] = {
         "FedAvg": FedAvg(**_TRAINING),
+        "FedProx": FedProx(**_TRAINING),
+        "SCAFFOLD": Scaffold(**_TRAINING),
+        "SCAFFOLD, rate 0.05": Scaffold(**{**_TRAINING, "lr": 0.05}),
         "FedCG robust, soft": FedCG(**_TRAINING, domains=3),
         "FedCG robust, per image": FedCG(**_TRAINING, domains=3, routing="image"),
     }
@@ -94,6 +103,50 @@ def unseen_domain(out: Path, seeds: Sequence[int], note: Note) -> str:
     names = ("art painting", "cartoon", "photo", "sketch")
     settings = {name: partial(population, number) for number, name in enumerate(names)}
     return _table(out, seeds, note, methods, settings, rounds=40)
+
+
+@experiment(
+    "fedcg-table3-attributes",
+    "Table 3's ablations on digits with two attributes: turned by 90 degrees, and inverted",
+    minutes=8,
+    seeds=(0, 1, 2),
+)
+def two_attributes(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Four domains of two binary attributes: domain 0 is at Hamming distance 1 of 1 and 2, and at 2 of 3."""
+    literal = partial(FedCG.preset, "paper", **_DIGITS, find="oracle", layers="last")
+    alone: dict[str, Any] = {"w": "none", "sigma": "none", "agnostic": False}
+    known: dict[str, Any] = {**_DIGITS, "find": "oracle"}
+    methods: dict[str, ServerMethod[Any]] = {
+        "FedAvg": FedAvg(**_DIGITS),
+        "Domain-specific models": literal(graph="eye", **{**alone, "layers": "all"}),
+    }
+    rows = {"GCN": alone, "GCN, W": {**alone, "w": "per_filter"}, "FedCG, W": {"sigma": "none"}, "FedCG, W, ReLU": {}}
+    for label, settings in rows.items():
+        methods[f"{label}, U"] = literal(graph="uniform", **settings)
+        methods[f"{label}, H"] = literal(graph="hamming", **settings)
+    methods |= {
+        "FedCG, A = I, no W, no ReLU (robust)": FedCG(**known),
+        "FedCG, A = U, no W, no ReLU": FedCG(**known, graph="uniform"),
+        "FedCG, A = H, no W, no ReLU": FedCG(**known, graph="hamming"),
+        "FedCG, A of equation 6, no W, no ReLU": FedCG(**known, graph="distance"),
+    }
+
+    def population(seed: int) -> OwnPopulation:
+        whole = build("rotated-digits", seed=seed, groups=1, clients=40, unseen=20)
+        everyone = (*whole.ids, *whole.unseen_ids)
+        groups = {client: place % 4 for place, client in enumerate(everyone)}
+        data = {client: _with_attributes(whole.client(client), groups[client]) for client in everyone}
+        return OwnPopulation(data, whole.shape, whole.classes, whole.normalise, groups, tuple(whole.unseen_ids))
+
+    return _table(out, seeds, note, methods, {"": population}, rounds=40)
+
+
+def _with_attributes(data: ClientData, bits: int) -> ClientData:
+    def altered(samples: Samples) -> Samples:
+        x = LEVELS - samples.x if bits & 2 else samples.x
+        return Samples(torch.rot90(x, 1, (2, 3)) if bits & 1 else x, samples.y)
+
+    return ClientData(altered(data.train), altered(data.test))
 
 
 @experiment("fedcg-poor-domain", "one rotation with 2 clients of 40: does the graph help?", minutes=4, seeds=(0, 1, 2))

@@ -45,8 +45,9 @@ class _Experiments(dict[str, Experiment]):
         return self
 
     def _add_tables(self, paper: dict[str, Any]) -> None:
+        rows = {table["name"]: table["row"] for table in paper.get("table", []) if "row" in table}
         for table in paper.get("table", []):
-            run = partial(run_table, table)
+            run = partial(run_table, {"row": rows[table["rows_of"]], **table} if "rows_of" in table else table)
             self[table["name"]] = Experiment(
                 table["name"], table["summary"], table["minutes"], tuple(table["seeds"]), run
             )
