@@ -10,6 +10,7 @@ import pytest
 from coterie import wire
 from coterie.data import build
 from coterie.data.own import OwnPopulation
+from coterie.data.samples import ClientData, Samples
 from coterie.methods import METHODS
 from coterie.run import Result, run
 
@@ -67,3 +68,22 @@ def test_named_scenarios_take_a_number_or_a_fraction(coterie: Any, tmp_path: Any
         assert said.code == 0, said.err
         metrics = (tmp_path / f"u{number}" / "metrics.csv").read_text().splitlines()
         assert float(metrics[1].split(",")[metrics[0].split(",").index("unseen_accuracy")]) > 0
+
+
+def test_by_sample_a_client_counts_as_much_as_it_has_samples(kept_back: OwnPopulation) -> None:
+    """With 12 and 3 test samples, the one mean weighs the two clients alike and the other 4 to 1."""
+    whole = kept_back.clients["c08"]
+    few = ClientData(whole.train, Samples(whole.test.x[:3], whole.test.y[:3]))
+
+    def of(strangers: tuple[str, ...]) -> Result:
+        data = {**kept_back.clients, "c08": few}
+        others = set(STRANGERS) - set(strangers)
+        clients = {name: own for name, own in data.items() if name not in others}
+        return ran("fedavg", replace(kept_back, clients=clients, unseen_ids=strangers))
+
+    both, (long, brief) = of(STRANGERS), (of((name,)).unseen_accuracy for name in STRANGERS)
+    assert long is not None
+    assert brief is not None
+    assert long != brief
+    assert both.unseen_accuracy == pytest.approx((long + brief) / 2)
+    assert both.unseen_sample_accuracy == pytest.approx((12 * long + 3 * brief) / 15)

@@ -74,6 +74,8 @@ class Result:
     engine: str
     unseen_accuracy: float | None = None
     """The same mean over the clients that never took part in training, where the population keeps some back."""
+    unseen_sample_accuracy: float | None = None
+    """The share of all their test samples together, in which a client counts as much as it has samples."""
     models: Mapping[str, State] = dataclasses.field(default_factory=dict, repr=False)
     state: Any = dataclasses.field(default=None, repr=False)
 
@@ -93,6 +95,7 @@ class _Judgement:
     clusters: list[int] | None
     truth: list[int] | None
     unseen: float | None
+    unseen_samples: float | None
 
     @property
     def known(self) -> list[float]:
@@ -238,17 +241,18 @@ class _Experiment:
         drawn = rng(self.fed.seed, "evaluated clients").choice(len(ids), self.evaluate_clients, replace=False)
         return [ids[i] for i in sorted(drawn)]
 
-    def _judge_unseen(self, state: Any) -> float | None:
-        """Clients that never train are served as newcomers would be, on trial."""
+    def _judge_unseen(self, state: Any) -> tuple[float | None, float | None]:
+        """Clients that never train are served as newcomers would be, on trial: by client, and by sample."""
         if not self.method.serves_newcomers or not isinstance(self.fed, KeepsSomeBack) or not self.fed.unseen:
-            return None
+            return None, None
         ids = self._some(self.fed.unseen)
         with self.fed.trial():
             value = self.method.assess(self.method.admit(state, self.fed, ids), self.fed, ids).value
-        if value is None:
-            return None
-        judged = value.count > 0
-        return float((value.correct[judged] / value.count[judged]).mean()) if bool(judged.any()) else None
+        judged = value.count > 0 if value is not None else torch.zeros(0, dtype=torch.bool)
+        if value is None or not bool(judged.any()):
+            return None, None
+        correct, count = value.correct[judged], value.count[judged]
+        return float((correct / count).mean()), float(correct.sum() / count.sum())
 
     def _judge(self, state: Any) -> _Judgement:
         replies = self.method.assess(state, self.fed, self._some(self.fed.ids))
@@ -267,9 +271,9 @@ class _Experiment:
         if bool((value.cluster >= 0).all()):
             clusters = [int(cluster) for cluster in value.cluster]
         truth = self.fed.groups(replies.ids)
-        unseen = self._judge_unseen(state)
+        unseen, unseen_samples = self._judge_unseen(state)
         loss = float(finite.mean()) if len(finite) else None
-        return _Judgement(replies.ids, accuracy, loss, clusters, truth, unseen)
+        return _Judgement(replies.ids, accuracy, loss, clusters, truth, unseen, unseen_samples)
 
     def _conclude(self, number: int, judged: _Judgement | None, log: Log) -> None:
         """Make a finished round count, and write it down."""
@@ -350,6 +354,7 @@ class _Experiment:
             per_client_accuracy=judged.accuracy,
             engine=self.fed.path,
             unseen_accuracy=judged.unseen,
+            unseen_sample_accuracy=judged.unseen_samples,
             models=models,
             state=state,
         )

@@ -268,4 +268,4 @@ def test_the_papers_celeba_protocol_runs_on_a_leaf_folder(tmp_path: Path, monkey
         table["row"] = [row for row in table["row"] if row["label"] == label]
         assert len(table["row"]) == 1
         text = run_table(table, tmp_path / name, [0], lambda _: None)
-        assert str(table["row"][0]["paper"]["unseen_accuracy"]) in text
+        assert str(table["row"][0]["paper"]["unseen_sample_accuracy"]) in text

@@ -18,6 +18,7 @@ _COLUMNS = {
     "accuracy": ("accuracy %", 100.0, 2),
     "worst_accuracy": ("worst client %", 100.0, 2),
     "unseen_accuracy": ("unseen clients %", 100.0, 2),
+    "unseen_sample_accuracy": ("images of unseen clients %", 100.0, 2),
     "ari": ("ARI", 1.0, 2),
     "n_clusters": ("clusters", 1.0, 1),
     "bytes_down": ("MB down", 1e-6, 1),
