@@ -19,11 +19,16 @@ def lines(**extra: Any) -> str:
     return file.getvalue()
 
 
-def test_numbers_of_the_log_are_shown_and_lists_are_not() -> None:
-    text = lines(log={"evenness": 0.98765, "lambda": 2.0, "domains": [0.5, 0.5]}, unseen_accuracy=0.75)
+def test_numbers_and_short_lists_of_the_log_are_shown() -> None:
+    text = lines(
+        log={"evenness": 0.98765, "lambda": 2.0, "domains": [0.5, 0.5], "lambdas": [2.0], "adjacency": [0.1] * 9},
+        unseen_accuracy=0.75,
+    )
     assert "evenness 0.988" in text
     assert "lambda 2" in text
     assert "domains 0.5 0.5" in text
+    assert "lambdas" not in text  # one number is told already
+    assert "adjacency" not in text
     assert "unseen clients 75" in text
 
 

@@ -157,7 +157,7 @@ def _own_measures(row: Row) -> list[str]:
     for key, value in (row.get("log") or {}).items():
         if isinstance(value, (int, float)):
             measures.append(f"{key} {value:.3g}")
-        elif isinstance(value, list) and 0 < len(value) <= _SHORT and all(isinstance(one, float) for one in value):
+        elif isinstance(value, list) and 1 < len(value) <= _SHORT and all(isinstance(one, float) for one in value):
             measures.append(f"{key} {' '.join(f'{one:.2g}' for one in value)}")
     return measures
 
