@@ -13,9 +13,9 @@ import pytest
 from coterie.config import from_tables
 from coterie.data import SCENARIOS
 from coterie.reproduce import EXPERIMENTS, run_table
-from coterie.reproduce.tables import DOMAIN_COLUMNS, cell
+from coterie.reproduce.tables import DOMAIN_COLUMNS, cell, tables_of
 
-TABLES: list[dict[str, Any]] = tomllib.loads((resources.files("coterie.papers") / "fedcg.toml").read_text())["table"]
+TABLES = tables_of(tomllib.loads((resources.files("coterie.papers") / "fedcg.toml").read_text()))
 
 
 @pytest.mark.parametrize("table", TABLES, ids=[table["name"] for table in TABLES])
@@ -31,8 +31,15 @@ def test_every_row_is_a_valid_run(table: dict[str, Any]) -> None:
 
 
 def test_all_are_known_to_reproduce() -> None:
-    functions = {"fedcg-mixed", "fedcg-unseen-domain", "fedcg-poor-domain", "fedcg-domains"}
+    functions = {"fedcg-mixed", "fedcg-unseen-domain", "fedcg-poor-domain", "fedcg-domains", "fedcg-table3-attributes"}
     assert {table["name"] for table in TABLES} | functions <= set(EXPERIMENTS.load())
+
+
+def test_a_table_has_the_rows_of_the_one_it_names() -> None:
+    by_name = {table["name"]: table for table in TABLES}
+    fashion, digits = by_name["fedcg-table4-fashion"], by_name["fedcg-table4-digits"]
+    assert fashion["row"] == digits["row"]
+    assert fashion["base"]["scenario"]["name"] == "rotated-fashion"
 
 
 def test_lists_in_a_cell_by_hand() -> None:

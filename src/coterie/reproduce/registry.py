@@ -10,7 +10,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from coterie.reproduce.tables import Note, run_table
+from coterie.reproduce.tables import Note, run_table, tables_of
 
 Run = Callable[[Path, Sequence[int], Note], str]
 """Does the work in a folder (resuming what is there) and returns the result as Markdown."""
@@ -45,9 +45,8 @@ class _Experiments(dict[str, Experiment]):
         return self
 
     def _add_tables(self, paper: dict[str, Any]) -> None:
-        rows = {table["name"]: table["row"] for table in paper.get("table", []) if "row" in table}
-        for table in paper.get("table", []):
-            run = partial(run_table, {"row": rows[table["rows_of"]], **table} if "rows_of" in table else table)
+        for table in tables_of(paper):
+            run = partial(run_table, table)
             self[table["name"]] = Experiment(
                 table["name"], table["summary"], table["minutes"], tuple(table["seeds"]), run
             )

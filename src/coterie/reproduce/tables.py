@@ -47,6 +47,13 @@ _TO_TARGET = "to_target"
 _SHOWN = 8
 
 
+def tables_of(paper: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of a paper's file; one that names another in `rows_of` has its rows."""
+    tables = paper.get("table", [])
+    rows = {table["name"]: table["row"] for table in tables if "row" in table}
+    return [{"row": rows[table.get("rows_of", table["name"])], **table} for table in tables]
+
+
 def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: Note) -> str:
     """Run every row with every seed (finished runs are kept) and set the means beside the paper's numbers.
 
