@@ -248,10 +248,9 @@ class _Experiment:
         ids = self._some(self.fed.unseen)
         with self.fed.trial():
             value = self.method.assess(self.method.admit(state, self.fed, ids), self.fed, ids).value
-        judged = value.count > 0 if value is not None else torch.zeros(0, dtype=torch.bool)
-        if value is None or not bool(judged.any()):
+        if value is None or not bool((value.count > 0).any()):
             return None, None
-        correct, count = value.correct[judged], value.count[judged]
+        correct, count = value.correct[value.count > 0], value.count[value.count > 0]
         return float((correct / count).mean()), float(correct.sum() / count.sum())
 
     def _judge(self, state: Any) -> _Judgement:
