@@ -1,0 +1,123 @@
+"""Recorded outcomes of every method: what a change of the code's form must not change.
+
+`golden.json` holds, for every case, what must be equal on every machine (bytes, failures, clusters, the form of the
+state) and sums of the state's numbers, which are equal to rounding. Runs are in float64, so that rounding stays small.
+It also holds the exact digest on the kind of machine that recorded it; that part is compared on such machines alone.
+
+    python -m tests.laws.golden     records all simulated cases again (a change of results must be meant)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie import wire
+from coterie.engine.simulate import EngineOptions
+from coterie.kernel import why_not
+from coterie.methods import METHODS
+from coterie.run import Result, run
+
+from ..tiny import fingerprint, made, small_net, tiny_digits
+
+FILE = Path(__file__).with_name("golden.json")
+RELATIVE = 1e-4
+"""Initial weights are drawn in float32, whose last bit differs between CPUs; a few rounds make more of it."""
+LOOSE = {"autoencoder/": 0.05}
+"""Adam's first steps have the gradients' signs, which a last bit can turn: some entries are compared loosely."""
+
+
+def simulate(name: str) -> Result:
+    """The recorded run of a method."""
+    engine = EngineOptions(workers=1)
+    return run(made(name), tiny_digits(), small_net, rounds=3, seed=21, dtype=torch.float64, engine=engine)
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """What is recorded of a run."""
+    skeleton, tensors = wire.pack(result.state)
+    plain, numbers = _parted(skeleton)
+    return {
+        "bytes": [result.bytes_down, result.bytes_up, result.bytes_evaluation],
+        "failures": result.failures,
+        "clusters": result.clusters,
+        "accuracy": result.per_client_accuracy,
+        "models": sorted(result.models),
+        "form": {path: [str(tensor.dtype), *tensor.shape] for path, tensor in sorted(tensors.items())},
+        "plain": sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16],
+        "sums": {path: _sums(tensor) for path, tensor in sorted(tensors.items())} | {"plain numbers": numbers},
+        "exact": {_machine(): _digest(result)},
+    }
+
+
+def differences(case: str, result: Result) -> list[str]:
+    """What differs from the record, one line each."""
+    recorded, found = json.loads(FILE.read_text())[case], json.loads(json.dumps(summary(result)))
+    lines = [
+        f"{key}: {recorded[key]} became {found[key]}"
+        for key in recorded
+        if key not in ("sums", "exact") and recorded[key] != found[key]
+    ]
+    for path, numbers in found["sums"].items():
+        before = recorded["sums"].get(path, [])
+        if len(before) != len(numbers) or not all(_close(path, *pair) for pair in zip(before, numbers, strict=True)):
+            lines.append(f"{path}: {before} became {numbers}")
+    for machine, digest in found["exact"].items():
+        if recorded["exact"].get(machine, digest) != digest:
+            lines.append(f"the bits differ on {machine}")
+    return lines
+
+
+def record(cases: Mapping[str, Result]) -> None:
+    """Write cases down."""
+    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    known |= {case: summary(result) for case, result in cases.items()}
+    FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def _sums(tensor: Tensor) -> list[float]:
+    """Numbers that change when any entry does: the sum, the norm, and a sum weighted by position."""
+    numbers = tensor.double().flatten().nan_to_num(nan=7.0, posinf=11.0, neginf=-11.0)
+    place = torch.arange(1, numbers.numel() + 1, dtype=torch.float64).sqrt()
+    return [float(numbers.sum()), float(numbers.norm()), float(numbers @ place)]
+
+
+def _close(path: str, before: float, now: float) -> bool:
+    allowed = next((loose for start, loose in LOOSE.items() if path.startswith(start)), RELATIVE)
+    return abs(before - now) <= allowed * (1 + abs(before))
+
+
+def _parted(skeleton: Any) -> tuple[Any, list[float]]:
+    """A state's plain values without its fractions, and these fractions in order."""
+    if isinstance(skeleton, float):
+        return "a number", [skeleton]
+    if isinstance(skeleton, dict):
+        parts = {key: _parted(part) for key, part in sorted(skeleton.items())}
+        return {key: part for key, (part, _) in parts.items()}, [x for _, found in parts.values() for x in found]
+    if isinstance(skeleton, list):
+        each = [_parted(part) for part in skeleton]
+        return [part for part, _ in each], [x for _, found in each for x in found]
+    return skeleton, []
+
+
+def _digest(result: Result) -> str:
+    whole = fingerprint(result)
+    parts = [whole["state"], *(whole["models"][name] for name in sorted(whole["models"]))]
+    return sha256(b"".join(parts)).hexdigest()[:16]
+
+
+def _machine() -> str:
+    """The kind of machine, as far as sums depend on it."""
+    kernel = "kernel" if why_not() is None else "no kernel"
+    return f"torch {torch.__version__.partition('+')[0]}, {torch.backends.cpu.get_cpu_capability()}, {kernel}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    record({f"simulated {name}": simulate(name) for name in METHODS})
