@@ -1,4 +1,4 @@
-"""Nothing that a user sees changes when the code is moved: results of every method, old checkpoints, old configurations."""
+"""Nothing that a user sees changes when code is moved: results, old checkpoints, old configurations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_results_are_those_on_record(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(OLD_ACCURACY))
 def test_an_old_run_is_resumed(name: str, tmp_path: Path) -> None:
-    """The checkpoint and config.toml of 0.1 are read, and the run ends where 0.1 ended it (one of 80 test images may differ)."""
+    """The checkpoint and config.toml of 0.1 are read, and the run ends as in 0.1 (one of 80 test images may differ)."""
     folder = tmp_path / name
     shutil.copytree(OLD / name, folder)
     before = read_metrics(folder)
