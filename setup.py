@@ -6,6 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 _KERNEL = Path(__file__).resolve().parent / "src" / "coterie" / "kernel"
@@ -35,4 +36,12 @@ class BinaryDistribution(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildWithKernel}, distclass=BinaryDistribution)
+class WheelForEveryPython(bdist_wheel):
+    """The kernel is reached by ctypes: a wheel is for one platform, but for every Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The platform as setuptools finds it; the interpreter does not matter."""
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(cmdclass={"build_py": BuildWithKernel, "bdist_wheel": WheelForEveryPython}, distclass=BinaryDistribution)

@@ -71,6 +71,7 @@ def test_the_sanitizer_would_have_noticed(sanitized: Path) -> None:
 def test_without_a_compiler_there_is_a_notice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(build, "_MARK", "as if nothing had been compiled yet")
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build.compiler() is None
@@ -85,6 +86,7 @@ def test_without_a_compiler_there_is_a_notice(
 def test_a_compiler_that_fails_is_a_notice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(build, "_MARK", "as if nothing had been compiled yet")
     monkeypatch.setenv("CXX", f"{sys.executable} -c raise(SystemExit('error:-no'))")
     build.build_or_explain(tmp_path)
     assert "will run on torch" in capsys.readouterr().err

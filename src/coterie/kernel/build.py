@@ -18,6 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
+_MARK = "_kernel.digest"
 _SOURCES = ("train.cpp", "evaluate.cpp", "gradient.cpp", "peers.cpp")
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi")
 # No -ffast-math: NaN and infinity must behave as in torch.
@@ -94,18 +95,28 @@ def _run(command: str, *arguments: str) -> None:
 def build_or_explain(target: Path = _HERE) -> None:
     """Compile if possible; otherwise print why training will run on torch. For installs, which must not fail.
 
-    What was compiled there from the same sources is kept: compiling takes a minute.
+    What was compiled from the same sources, there or beside them, is used again: compiling takes a minute.
     """
-    mark, state = target / "_kernel.digest", digest()
-    if mark.is_file() and mark.read_text() == state and (target / "_cpu.so").is_file():
+    state = digest()
+    if _holds(target, state):
+        return
+    if _holds(_HERE, state):
+        for file in (*_HERE.glob("*.so"), _HERE / _MARK):
+            shutil.copy2(file, target / file.name)
         return
     try:
         build(target)
-        mark.write_text(state)
+        (target / _MARK).write_text(state)
     except (BuildError, OSError) as error:
         print(
             f"coterie: the C++ kernel was not compiled ({error}); training will run on torch, slower.", file=sys.stderr
         )
+
+
+def _holds(folder: Path, state: str) -> bool:
+    """Whether a folder has libraries that were compiled from these sources."""
+    mark = folder / _MARK
+    return mark.is_file() and mark.read_text() == state and (folder / "_cpu.so").is_file()
 
 
 def main() -> None:
