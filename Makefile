@@ -1,11 +1,11 @@
-# make demo | test | bench: each makes .venv first if it is not there
+# make demo | test | bench | docs: each makes .venv first if it is not there
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SHARED_DATA := ../shared/data/prepare.py
 export COTERIE_DATA ?= $(if $(wildcard $(SHARED_DATA)),$(CURDIR)/.data,)
 
-.PHONY: demo test lint unit bench data clean
+.PHONY: demo test lint unit bench docs data clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/coterie demo
@@ -20,6 +20,9 @@ lint: $(VENV)/installed-dev
 unit: $(VENV)/installed-dev data
 	$(VENV)/bin/pytest --ignore tests/deploy
 	$(VENV)/bin/pytest tests/deploy
+
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 bench: $(VENV)/installed-dev
 	$(VENV)/bin/python -m benchmarks
