@@ -1,0 +1,29 @@
+"""Ditto (Li et al. 2021, "Ditto: fair and robust federated learning through personalization"), Algorithm 1.
+
+coterie run examples/ditto.py:Ditto --rounds 20
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from coterie import Assessment, Cohort, FedAvg, Models, Trained, local_sgd, on_client, spread
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """FedAvg; every client also trains a model of its own, v_k, held near the common one, w, and uses that."""
+
+    lam: float = field(default=0.5, metadata={"help": "how strongly v_k is held near w (lambda)"})
+    name: ClassVar[str] = "ditto"
+
+    @on_client
+    def train(self, c: Cohort, sent: Models) -> Trained:
+        """One step of v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) for each batch, then FedAvg's own training."""
+        w = spread(sent.models, len(c))
+        c.keep("model", local_sgd(c, c.recall("model", w), self.opt, prox=w, mu=self.lam, purpose="ditto"))
+        return Trained(local_sgd(c, w, self.opt), c.size)
+
+    @on_client
+    def judge(self, c: Cohort, sent: Models) -> Assessment:
+        """A client uses its own model; one that has none yet, the common one."""
+        return super().judge(c, Models(c.recall("model", sent.models)))
