@@ -202,9 +202,9 @@ def _needs(extra: str, module: str):  # type: ignore[no-untyped-def]
 
 def _one_thread() -> None:
     """Clients share a machine more often than not, and small models gain nothing from a second thread."""
-    import torch
+    from coterie.threads import use_one_thread
 
-    torch.set_num_threads(1)
+    use_one_thread()
 
 
 def _say(text: str) -> None:

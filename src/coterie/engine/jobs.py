@@ -70,7 +70,7 @@ class Letter:
         return wire.size_of(self.skeleton, self.tensors)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Letter:
-        own = {path: t if self._is_common(path) else change(t) for path, t in self.tensors.items()}
+        own = {path: t if self._is_common(path) else wire.laid_out(change(t)) for path, t in self.tensors.items()}
         return replace(self, tensors=own)
 
     def _is_common(self, path: str) -> bool:
