@@ -4,14 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint unit bench clean
+.PHONY: demo test lint unit deploy bench clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/coterie demo
 
-# side by side: a good part of the tests waits for other processes
+# side by side: the tests of real processes spend most of their time waiting, and must not share a process that forks
 test: $(VENV)/installed-dev
-	$(MAKE) --no-print-directory --jobs 2 unit lint
+	$(MAKE) --no-print-directory --jobs 3 deploy unit lint
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
@@ -19,7 +19,10 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/installed-dev
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest --ignore tests/deploy
+
+deploy: $(VENV)/installed-dev
+	$(VENV)/bin/pytest tests/deploy
 
 bench: $(VENV)/installed-dev
 	$(VENV)/bin/python -m benchmarks

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+
+# before numpy is loaded: the threads of its products wait for each other longer than they compute here
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import signal
 import sys
 from collections.abc import Callable, Iterator
