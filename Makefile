@@ -1,24 +1,27 @@
 # make demo | test | bench | docs: each makes .venv first if it is not there
+# Tests on real data run where COTERIE_DATA names the folder with the prepared files, and are skipped elsewhere.
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SHARED_DATA := ../shared/data/prepare.py
-export COTERIE_DATA ?= $(if $(wildcard $(SHARED_DATA)),$(CURDIR)/.data,)
 
-.PHONY: demo test lint unit bench docs data clean
+.PHONY: demo test lint unit deploy bench docs clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/coterie demo
 
-test: lint unit
+# side by side: the tests of real processes spend most of their time waiting, and must not share a process that forks
+test: $(VENV)/installed-dev
+	$(MAKE) --no-print-directory --jobs 3 deploy unit lint
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-unit: $(VENV)/installed-dev data
+unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest --ignore tests/deploy
+
+deploy: $(VENV)/installed-dev
 	$(VENV)/bin/pytest tests/deploy
 
 docs: $(VENV)/installed-dev
@@ -26,11 +29,6 @@ docs: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(VENV)/bin/python -m benchmarks
-
-# real data, where the folder with them is there; tests that need them are skipped elsewhere
-data: $(VENV)/installed-dev
-	@if [ -f $(SHARED_DATA) ] && [ ! -f .data/ready ]; then \
-		$(VENV)/bin/python $(SHARED_DATA) .data && touch .data/ready; fi
 
 $(VENV)/installed: pyproject.toml constraints.txt setup.py $(wildcard src/coterie/kernel/*.cpp src/coterie/kernel/*.hpp)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -43,4 +41,4 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs src/*.egg-info
+	rm -rf $(VENV) build dist runs site src/*.egg-info

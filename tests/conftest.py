@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# before numpy is loaded: the threads of its products wait for each other longer than they compute here
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +20,9 @@ from coterie.data.own import OwnPopulation
 
 from .tiny import tiny_digits
 
-# one torch thread: two on a shared machine are slower than one, and sums would depend on their number
-torch.set_num_threads(1)
+# one torch thread: two on a shared machine are slower than one. Who sets a number gets it: no result may depend on it
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)
 # a job in the background ignores Ctrl-C, and so would the commands that it starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

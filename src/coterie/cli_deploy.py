@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from coterie.config import from_tables, read_tables
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, installing
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="the run's TOML file; the same for everyone")]
 NameOption = Annotated[str, typer.Option("--name", help="this client's name; it keeps its memory under it")]
@@ -197,14 +197,14 @@ def _needs(extra: str, module: str):  # type: ignore[no-untyped-def]
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("coterie"):
             raise
-        raise CoterieError(f"This needs {error.name}: pip install '.[{extra}]' in coterie's folder.") from None
+        raise CoterieError(f"This needs {error.name}: {installing(extra)}.") from None
 
 
 def _one_thread() -> None:
     """Clients share a machine more often than not, and small models gain nothing from a second thread."""
-    import torch
+    from coterie.threads import use_one_thread
 
-    torch.set_num_threads(1)
+    use_one_thread()
 
 
 def _say(text: str) -> None:

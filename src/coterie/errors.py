@@ -23,3 +23,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> CoterieError:
     near = get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}? Known" if near else "known"
     return CoterieError(f"There is no {kind} {name!r}; {hint}: {', '.join(names)}.")
+
+
+def installing(extra: str) -> str:
+    """The command that installs an extra of the package, for an error that asks for it."""
+    return f"pip install 'coterie[{extra}]'"

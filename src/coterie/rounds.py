@@ -6,12 +6,11 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
+from coterie import wire
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError, Unfinished
@@ -23,6 +22,7 @@ from coterie.report.html import write_run_report
 from coterie.report.panels import save_panels
 from coterie.rng import rng
 from coterie.states import State
+from coterie.threads import one_thread_everywhere
 
 
 class View(Protocol):
@@ -131,16 +131,11 @@ def run_with(
     resume: bool = False,
 ) -> Result:
     """Run a method on a federation that is ready, the simulator or another, and close it at the end."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread_everywhere(), closing(fed):
         experiment = _Experiment(
             method, fed, folder, view or Nobody(), rounds, evaluate_every, evaluate_clients, checkpoint_seconds
         )
         return experiment.run(scenario, resume)
-    finally:
-        fed.close()
-        torch.set_num_threads(threads)
 
 
 class _Experiment:
@@ -178,8 +173,9 @@ class _Experiment:
         try:
             for number in range(first, self.rounds):
                 new = self.fed.begin(number)
-                before = self.method.admit(state, self.fed, new) if new else state
-                after, log = self.method.step(before, self.fed)
+                before = wire.laid_out(self.method.admit(state, self.fed, new)) if new else state
+                stepped, log = self.method.step(before, self.fed)
+                after = wire.laid_out(stepped)  # as a checkpoint would give it back
                 due = number % self.evaluate_every == 0 or number == self.rounds - 1
                 latest = self._judge(after) if due else None
                 with held_back():
@@ -218,7 +214,7 @@ class _Experiment:
             )
             self.folder.event("engine", path=path)
         try:
-            state = self.method.init(self.fed)
+            state = wire.laid_out(self.method.init(self.fed))
             self.fed.commit()
             self.paid = (dict(self.fed.ledger.down), dict(self.fed.ledger.up))
             if self.folder:

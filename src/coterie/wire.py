@@ -26,6 +26,7 @@ from coterie.errors import CoterieError
 T = TypeVar("T")
 _TENSOR = "$tensor"
 _HEADER = "coterie"
+_ALIGNMENT = 64
 DEFAULT_LIMIT = 1 << 31
 
 
@@ -33,15 +34,48 @@ class WireError(CoterieError):
     """Bytes that are not what they should be: truncated, oversized, of another type, shape or dtype."""
 
 
+def laid_out(value: T) -> T:
+    """The same object with every tensor in memory as `decode` would put it: row by row, at a multiple of 64 bytes.
+
+    The last bits of a matrix product depend on both. So what is used here lies as it would after a checkpoint or a
+    message: results are then the same on either side of one. Where all lies so already, it is the object itself.
+    """
+    if isinstance(value, Tensor):
+        return typing.cast(T, _row_by_row(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        moved = {name: new for name, part in parts.items() if (new := laid_out(part)) is not part}
+        return typing.cast(T, dataclasses.replace(value, **moved)) if moved else value
+    if isinstance(value, Mapping):
+        items = {key: laid_out(part) for key, part in value.items()}
+        return typing.cast(T, items) if any(items[key] is not part for key, part in value.items()) else value
+    if isinstance(value, (list, tuple)):
+        rows = [laid_out(part) for part in value]
+        same = all(new is part for new, part in zip(rows, value, strict=True))
+        return value if same else typing.cast(T, rows if isinstance(value, list) else tuple(rows))
+    return value
+
+
+def _row_by_row(tensor: Tensor) -> Tensor:
+    strides, step = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(step)
+        step *= max(size, 1)
+    # is_contiguous() says nothing about axes of length 1, by which torch chooses between layouts of images
+    if tensor.stride() == tuple(reversed(strides)) and tensor.data_ptr() % _ALIGNMENT == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def pack(value: object) -> tuple[Any, dict[str, Tensor]]:
-    """Split an object into a JSON skeleton and its tensors, named by their path."""
+    """Split an object into a JSON skeleton and its tensors, laid out as encoded and named by their path."""
     tensors: dict[str, Tensor] = {}
 
     def walk(part: object, path: str) -> Any:
         if isinstance(part, Tensor):
             while path in tensors:  # a key with a slash in it can look like a path
                 path += "+"
-            tensors[path] = part
+            tensors[path] = _row_by_row(part)
             return {_TENSOR: path}
         if dataclasses.is_dataclass(part) and not isinstance(part, type):
             return {f.name: walk(getattr(part, f.name), _join(path, f.name)) for f in dataclasses.fields(part)}
@@ -177,7 +211,7 @@ def decode(data: bytes, kind: type[T], *, limit: int = DEFAULT_LIMIT) -> T:
     header = _header(data)
     try:
         skeleton = json.loads(header["__metadata__"][_HEADER])
-        tensors = safetensors.torch.load(data)
+        tensors = laid_out(safetensors.torch.load(data))
         return typing.cast(T, unpack(kind, skeleton, tensors))
     except (KeyError, TypeError, ValueError, SafetensorError, RuntimeError) as error:
         name = getattr(kind, "__name__", str(kind))

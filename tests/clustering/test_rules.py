@@ -74,7 +74,8 @@ def test_groups_that_differ_in_a_few_classes_are_found() -> None:
 
 
 def test_large_nodes_are_judged_by_some_of_their_members() -> None:
-    bits, truth = embeddings(0, 3, 300)
+    """More than 200 members, of whom 200 are drawn: in the whole and in both groups."""
+    bits, truth = embeddings(0, 2, 210)
     assert adjusted_rand_score(truth, choose(bits, CLASSES).labels) == 1.0
 
 

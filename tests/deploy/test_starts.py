@@ -147,9 +147,7 @@ def test_certificates_are_not_put_among_other_files(coterie: Command, tmp_path: 
     assert "choose a folder that is new or empty" in said.err
 
 
-def test_an_extra_that_is_missing_is_installed_from_the_checkout(
-    coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extra_that_is_missing_is_named(coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "coterie.engine.deploy", raising=False)
     monkeypatch.setitem(sys.modules, "flwr.serverapp", None)
-    assert "pip install '.[flower]' in coterie's folder." in coterie("serve").err
+    assert "pip install 'coterie[flower]'." in coterie("serve").err

@@ -105,7 +105,7 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_missing_package_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # None in sys.modules makes the import fail whether or not the package is installed
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(CoterieError, match=rf"pip install '\.\[{name}\]'"):
+    with pytest.raises(CoterieError, match=rf"pip install 'coterie\[{name}\]'\."):
         open_sink(name, tmp_path)
 
 

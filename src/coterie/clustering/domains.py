@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from coterie.report.panels import Heatmap, Lines, Panel, Table
 from coterie.rng import torch_rng
 from coterie.states import State
+from coterie.threads import one_thread_everywhere
 
 _SIDE = 14
 """Images are looked at in at most so many pixels a side."""
@@ -201,7 +202,8 @@ def kmeans(points: Tensor, groups: int, seed: int) -> Tensor:
     different = len(np.unique(exact, axis=0))
     from sklearn.cluster import KMeans
 
-    fitted = KMeans(min(groups, different), n_init=10, random_state=seed).fit(exact)
+    with one_thread_everywhere():  # more threads add in an order that changes from call to call
+        fitted = KMeans(min(groups, different), n_init=10, random_state=seed).fit(exact)
     return torch.from_numpy(fitted.labels_.astype(np.int64))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from coterie.cohort import probabilities
 from coterie.states import Stack, count
 from coterie.task import Task
+from coterie.threads import worker_pool
 
 _FARTHEST = 2.0  # the L1 distance of two class distributions that share no class
 _BLOCK = 1 << 24  # probabilities that are in memory at a time
@@ -92,5 +92,5 @@ def _in_threads(read: Callable[[Stack], Readings], clients: Stack, rows: int) ->
     parts = [{name: tensor[start : start + rows] for name, tensor in clients.items()} for start in starts]
     if len(parts) == 1:
         return [read(parts[0])]
-    with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with worker_pool(os.cpu_count() or 1) as pool:
         return list(pool.map(read, parts))

@@ -11,6 +11,7 @@ from coterie.clustering.halves import Bits, groups_by_halves
 from coterie.clustering.ward import Floats, Ints, Tree, silhouettes, squared_distances, ward
 from coterie.errors import CoterieError, unknown
 from coterie.rng import key64
+from coterie.threads import one_thread_everywhere
 
 _KAPPA = 2.576
 """How much the upper confidence bound of Bayesian optimisation adds for not knowing."""
@@ -135,7 +136,8 @@ def _bayes(request: Request) -> tuple[Ints, dict[int, float]]:
         verbose=0,
         allow_duplicate_points=True,
     )
-    search.maximize(init_points=_RANDOM_PROBES, n_iter=_GUIDED_PROBES)
+    with one_thread_everywhere():  # on matrices this small more threads only wait for each other
+        search.maximize(init_points=_RANDOM_PROBES, n_iter=_GUIDED_PROBES)
     tried = {tree.clusters_at(float(probe["params"]["d"])): float(probe["target"]) for probe in search.res}
     return _best(request, {k: value for k, value in tried.items() if k in exact})
 

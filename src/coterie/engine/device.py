@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from coterie import wire
-from coterie.cohort import Memory
 from coterie.config import from_tables, read_tables
 from coterie.data.own import from_file
 from coterie.data.population import unseen_ids
@@ -70,11 +68,10 @@ class Device:
         memory = DiskMemory(self._root, order.agreement.run)
         recalled = memory.recall(order.session, order.era)
         job = Job(order.action, order.round, (self.name,), None, (recalled,))
-        outcome = perform(setting, job, _with_axis(letter) if order.each else letter)
+        outcome = perform(setting, job, letter.with_axis() if order.each else letter)
         if outcome.kept:
-            memory.keep(order.session, order.era, _merged(recalled, outcome.kept), order.safe)
-        reply = outcome.reply
-        return wire.encode(wire.unpack(reply.kind, reply.skeleton, {name: t[0] for name, t in reply.tensors.items()}))
+            memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
+        return wire.encode(outcome.reply.row(0).open())
 
     def _setting(self, agreement: Agreement) -> Setting:
         if agreement not in self._settings:
@@ -103,15 +100,3 @@ def message_type(function: Any) -> Any:
 def reply_type(function: Any) -> Any:
     """The type that a client function returns."""
     return typing.get_type_hints(function)["return"]
-
-
-def _with_axis(letter: Letter) -> Letter:
-    """A client's own row as a cohort of one; what is common has no such axis."""
-    whole = tuple(f"{path}/" for path in letter.common)
-    rows = {name: t if name.startswith(whole) else t.unsqueeze(0) for name, t in letter.tensors.items()}
-    return Letter(letter.kind, letter.skeleton, rows, letter.common)
-
-
-def _merged(memory: Memory, kept: dict[str, Tensor | dict[str, Tensor]]) -> Memory:
-    own = {name: v[0] if isinstance(v, Tensor) else {k: t[0] for k, t in v.items()} for name, v in kept.items()}
-    return {**memory, **own}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from coterie.data.samples import ClientId, Population
 from coterie.errors import CoterieError
 from coterie.methods.base import ServerMethod
 from coterie.task import Task
+from coterie.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,28 @@ class Letter:
     def rows(self, index: Sequence[int]) -> Letter:
         """The same message with only these rows of every tensor that is not common."""
         picked = torch.tensor(index)
-        whole = tuple(f"{path}/" for path in self.common)
-        own = {name: t if name.startswith(whole) else t[picked] for name, t in self.tensors.items()}
-        return Letter(self.kind, self.skeleton, own, self.common)
+        return self._changed(lambda tensor: tensor[picked])
+
+    def row(self, index: int) -> Letter:
+        """What one client is sent: its row, without the leading axis, and all that is common."""
+        return self._changed(lambda tensor: tensor[index])
+
+    def with_axis(self) -> Letter:
+        """The inverse of `row`: a client's own part as a cohort of one; what is common has no such axis."""
+        return self._changed(lambda tensor: tensor.unsqueeze(0))
+
+    @property
+    def size(self) -> int:
+        """Bytes when encoded."""
+        return wire.size_of(self.skeleton, self.tensors)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Letter:
+        own = {path: t if self._is_common(path) else wire.laid_out(change(t)) for path, t in self.tensors.items()}
+        return replace(self, tensors=own)
+
+    def _is_common(self, path: str) -> bool:
+        """Whether an entry is common by its own name, or part of one that is."""
+        return any(path == whole or path.startswith(f"{whole}/") for whole in self.common)
 
 
 @dataclass(frozen=True)
@@ -76,9 +96,20 @@ class Outcome:
     reply: Letter
     kept: dict[str, Tensor | dict[str, Tensor]]
 
+    def kept_by(self, position: int) -> Memory:
+        """What one of the clients keeps: copies of its own, laid out as they would be in a file."""
+
+        def own(stack: Tensor) -> Tensor:
+            return stack[position].clone(memory_format=torch.contiguous_format)
+
+        return {
+            name: own(value) if isinstance(value, Tensor) else {entry: own(t) for entry, t in value.items()}
+            for name, value in self.kept.items()
+        }
+
 
 def perform(setting: Setting, job: Job, message: Letter) -> Outcome:
-    """Run a client function on its clients."""
+    """Run a client function on its clients, with one thread: all client work of every engine passes here."""
     function = getattr(setting.method, job.action, None)
     if not getattr(function, "on_client", False):
         raise CoterieError(f"{setting.method.name} has no client function {job.action!r}.")
@@ -92,4 +123,5 @@ def perform(setting: Setting, job: Job, message: Letter) -> Outcome:
     )
     sent = message if job.rows is None else message.rows(job.rows)
     assert function is not None
-    return Outcome(Letter.of(function(cohort, sent.open())), cohort.kept)
+    with one_thread():
+        return Outcome(Letter.of(function(cohort, sent.open())), cohort.kept)

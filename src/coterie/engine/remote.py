@@ -279,13 +279,12 @@ def _payloads(question: Question[Any, Any]) -> dict[ClientId, bytes]:
     """What each client is sent: the same, or its own row."""
     if question.same is not None:
         return dict.fromkeys(question.ids, wire.encode(question.same))
-    letter, whole = Letter.of(question.each, question.common), tuple(f"{path}/" for path in question.common)
+    letter = Letter.of(question.each, question.common)
     payloads, encodings = {}, dict[int, bytes]()
     for position, client in enumerate(question.ids):
         row = position if question.rows is None else question.rows[position]
         if row not in encodings:
-            own = {name: t if name.startswith(whole) else t[row] for name, t in letter.tensors.items()}
-            encodings[row] = wire.encode(wire.unpack(letter.kind, letter.skeleton, own))
+            encodings[row] = wire.encode(letter.row(row).open())
         payloads[client] = encodings[row]
     return payloads
 

@@ -157,11 +157,11 @@ class Simulator(Engine):
         jobs = self._jobs(question.function.__name__, asked, picked, common)
         outcomes = self._crew().run(jobs, message) if jobs else []
         if counted:
-            self.ledger.down[purpose] += len(ids) * _size(message, each=index is not None)
+            self.ledger.down[purpose] += len(ids) * (message.row(0) if index is not None else message).size
         for job, outcome in zip(jobs, outcomes, strict=True):
             self._remember(job.ids, outcome)
             if counted:
-                self.ledger.up[purpose] += len(job.ids) * _size(outcome.reply, each=True)
+                self.ledger.up[purpose] += len(job.ids) * outcome.reply.row(0).size
         replies = self._accept([client for job in jobs for client in job.ids], outcomes, failed, purpose, counted)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         return replies
@@ -194,13 +194,9 @@ class Simulator(Engine):
 
     def _remember(self, ids: Sequence[ClientId], outcome: Outcome) -> None:
         for position, client in enumerate(ids):
-            for name, value in outcome.kept.items():
-                own = (
-                    value[position].clone()
-                    if isinstance(value, Tensor)
-                    else {entry: tensor[position].clone() for entry, tensor in value.items()}
-                )
-                self._draft.setdefault(client, dict(self.memory.get(client, {})))[name] = own
+            if outcome.kept:
+                known = self._draft.setdefault(client, dict(self.memory.get(client, {})))
+                known.update(outcome.kept_by(position))
 
     def _accept(
         self,
@@ -229,8 +225,8 @@ class Simulator(Engine):
                     )
                     refused |= wrong
                     if counted:  # a corrupt reply can be longer
-                        self.ledger.up[purpose] += _size(replace(first, tensors=broken), each=True)
-                        self.ledger.up[purpose] -= _size(replace(first, tensors=own), each=True)
+                        self.ledger.up[purpose] += replace(first, tensors=broken).row(0).size
+                        self.ledger.up[purpose] -= replace(first, tensors=own).row(0).size
         _, wrong = check_reply(ids, stacked, self.task.template, self._limit, unbounded=first.unbounded)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
@@ -279,10 +275,3 @@ class Simulator(Engine):
         if self._workers is not None:
             self._workers.close()
             self._workers = None
-
-
-def _size(message: Letter, *, each: bool) -> int:
-    """Encoded bytes of one client's message: of one row where the tensors have a leading axis."""
-    whole = tuple(f"{path}/" for path in message.common)
-    tensors = {name: t[0] if each and not name.startswith(whole) else t for name, t in message.tensors.items()}
-    return wire.size_of(message.skeleton, tensors)

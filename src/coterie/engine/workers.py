@@ -12,18 +12,17 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from coterie import wire
 from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
 from coterie.engine.parcels import Arena, Parcel
 from coterie.errors import CoterieError, Unfinished
+from coterie.threads import use_one_thread, worker_pool
 
 _SURELY_WORTH_SHARING = 0.005  # seconds a client
 Note = Callable[[str], None]
@@ -48,7 +47,7 @@ class ThreadWorkers:
 
     def __init__(self, setting: Setting, workers: int) -> None:
         self._setting = setting
-        self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+        self._pool = worker_pool(workers) if workers > 1 else None
         self._pace: dict[tuple[str, bool], float] = {}  # best seconds a client of (client function, alone or shared)
 
     def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
@@ -182,7 +181,7 @@ def _serve(setting: Setting, pipe: Connection, inherited: list[Connection], aren
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in inherited:  # or the end of the parent would go unnoticed
         other.close()
-    torch.set_num_threads(1)
+    use_one_thread()
     while True:
         try:
             action, number, ids, rows, memory, sent = pipe.recv()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from coterie.errors import CoterieError
 
 _HERE = Path(__file__).resolve().parent
+VARIABLE = "COTERIE_KERNEL"
 DTYPES = (torch.float32, torch.float64)
 _STATUS = {
     1: "There is not enough memory for this network and batch; use a smaller batch.",
@@ -151,8 +153,8 @@ class Library:
             raise CoterieError(_STATUS[status])
 
 
-def load(folder: Path = _HERE) -> Library | str:
-    """The best variant in `folder` that runs on this processor, or the reason why there is none."""
+def load(folder: Path = _HERE, wanted: str = "") -> Library | str:
+    """The best variant in `folder` that runs on this processor, or the wanted one; or the reason why there is none."""
     probe = folder / "_cpu.so"
     if not probe.exists():
         return "the kernel is not compiled (no C++ compiler at install?); run python -m coterie.kernel.build"
@@ -162,6 +164,11 @@ def load(folder: Path = _HERE) -> Library | str:
         names = {0: (), 1: ("generic",), 3: ("v3",), 4: ("v4", "v3")}[level_of()]
         if not names:
             return "this processor lacks AVX2 or FMA"
+        if wanted and wanted not in names:
+            raise CoterieError(
+                f"{VARIABLE} is {wanted!r}, which this processor cannot run; choose {' or '.join(names)}, or unset it."
+            )
+        names = (wanted,) if wanted else names
         for name in names:
             file = folder / f"_kernel_{name}.so"
             if file.exists():
@@ -175,8 +182,8 @@ def load(folder: Path = _HERE) -> Library | str:
 
 @cache
 def installed() -> Library | str:
-    """The library of this installation, loaded once."""
-    return load()
+    """The library of this installation, loaded once, in the variant that the environment asks for."""
+    return load(wanted=os.environ.get(VARIABLE, ""))
 
 
 def array_of(layers: list[LayerRecord]) -> ctypes.Array[LayerRecord]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from coterie.errors import CoterieError
 from coterie.kernel.library import DTYPES, Library, MeansCall, ProductsCall
+from coterie.threads import worker_pool
 
 W = TypeVar("W")
 _PIECE = 1 << 15  # columns: a whole number of the kernel's strips, and enough work for a thread
@@ -133,7 +133,7 @@ def _in_threads(do: Callable[[W], None], work: Sequence[W]) -> None:
         for piece in work:
             do(piece)
         return
-    with ThreadPoolExecutor(threads) as pool:
+    with worker_pool(threads) as pool:
         list(pool.map(do, work))
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from coterie.errors import CoterieError
@@ -16,6 +15,7 @@ from coterie.methods.clustered import ModelPerCluster, cluster_sizes
 from coterie.rng import key64
 from coterie.states import Stack, count, flat, group_means, spread
 from coterie.task import Task
+from coterie.threads import one_thread_everywhere
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FedSEM(ModelPerCluster[Centres]):
             search = KMeans(self.k, n_init=10, random_state=key64(fed.seed, "k-means") % 2**32)
         else:
             search = KMeans(self.k, init=centroids.numpy(), n_init=1, max_iter=5)
-        with threadpool_limits(1):  # more threads add in an order that changes from call to call
+        with one_thread_everywhere():  # more threads add in an order that changes from call to call
             found = search.fit(points)
         labels = dict(zip(names, map(int, found.labels_), strict=True))
         return labels, torch.from_numpy(found.cluster_centers_.copy())

@@ -19,6 +19,7 @@ from coterie.methods.base import Log
 from coterie.methods.clustered import ClusterMethod, Clusters
 from coterie.rng import key64, rng
 from coterie.states import row, spread
+from coterie.threads import one_thread_everywhere
 
 _STARTS = 10
 _RADIUS_SHARE = 0.1
@@ -157,12 +158,9 @@ def cluster_styles(
     numbers = [min(k, distinct)] if k else list(range(2, min(most, clients - 1, distinct) + 1))
     if not numbers or numbers == [1]:
         return np.zeros(clients, np.int64)
-    fits = {
-        number: KMeans(number, n_init=_STARTS, random_state=key64(seed, "styles", number) % (1 << 32)).fit_predict(
-            styles
-        )
-        for number in numbers
-    }
+    seeds = {number: key64(seed, "styles", number) % (1 << 32) for number in numbers}
+    with one_thread_everywhere():  # more threads add in an order that changes from call to call
+        fits = {n: KMeans(n, n_init=_STARTS, random_state=seeds[n]).fit_predict(styles) for n in numbers}
     best = numbers[0] if len(numbers) == 1 else max(numbers, key=lambda n: silhouette_score(styles, fits[n]))
     _, first, inverse = np.unique(fits[best], return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first)).astype(np.int64)[inverse]

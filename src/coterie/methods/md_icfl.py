@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +31,7 @@ from coterie.report.panels import Heatmap, Panel, image_grid
 from coterie.rng import rng, torch_rng
 from coterie.states import Stack, group_means, row, spread, stack
 from coterie.task import Task
+from coterie.threads import worker_pool
 
 _MEMORY = 0.5  # what a client's earlier directions still count in the seeding
 
@@ -277,7 +277,7 @@ class MDICFL(ModelPerCluster[Distanced]):
         if not wanted or not isinstance(fed.task.net, Net):
             made = self._sample(state, fed) if wanted else None
             return fed.ask(self.train, ids, each=message, rows=places), made
-        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as beside:
+        with worker_pool(1) as beside:
             later = beside.submit(self._sample, state, fed)
             replies = fed.ask(self.train, ids, each=message, rows=places)
             return replies, later.result()

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, installing, unknown
 
 Values = Mapping[str, Any]
 
@@ -119,7 +119,7 @@ def _need(module: str, extra: str) -> Any:
     except ImportError as error:
         raise CoterieError(
             f"Tracking with {extra} needs the package {extra!r}, which is not installed; "
-            f"install it with: pip install '.[{extra}]' in coterie's folder."
+            f"install it with: {installing(extra)}."
         ) from error
 
 
