@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie.clustering.em import PAPER
 from coterie.cohort import Cohort
 from coterie.data import build
 from coterie.data.own import OwnPopulation
@@ -172,6 +173,11 @@ def test_only_measuring_rounds_ask_for_the_change() -> None:
         assert method.wants_start(before, wanted).tolist() == [expected]
         assert replace(method, metric="loss").wants_start(before, wanted).tolist() == [False]
         assert replace(method, alpha=0.0).wants_start(before, wanted).tolist() == [False]
+
+
+def test_the_papers_preset_has_nothing_of_ours() -> None:
+    literal = PANM.preset("paper")
+    assert (literal.weigh, literal.fill, literal._rules) == ("fixed", False, PAPER)
 
 
 def test_identical_peers_have_no_direction(digits: OwnPopulation) -> None:

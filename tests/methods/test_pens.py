@@ -68,6 +68,16 @@ def test_thresholds_by_hand(threshold: str, known: int, expected: int) -> None:
     assert len(members(after.neighbours[0])) == expected
 
 
+@pytest.mark.parametrize(("cutoff", "expected"), [(1, 3), (2, 2), (3, 1), (4, 0)])
+def test_the_cutoff_can_be_a_number(cutoff: int, expected: int) -> None:
+    """b, c, d stand at 3, 2, 1, whatever rule `threshold` names."""
+    c = cohort(rows(([1.0], [2])), Task(one_weight, (1,), 10, loss="mse"))
+    for threshold in ("pens", "panm"):
+        method = replace(METHOD, threshold=threshold, cutoff=cutoff)  # type: ignore[arg-type]
+        after, _ = method.select(c, tally(["b", "c", "d"], [2, 1, 1], 2, []), arrived(["b", "c"], [2.0, 2.0]))
+        assert len(members(after.neighbours[0])) == expected
+
+
 def test_stage_two_gossips_with_neighbours_or_with_anyone() -> None:
     view = PeerView(("a",), 5, 0, np.sort(peer_keys(["a", *NAMES])))
     near = METHOD.choose(tally([], [], 3, ["b", "c", "e"]), view)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clustering.em import same_group
+from coterie.clustering.em import Rules, same_group
 from coterie.cohort import Cohort
 from coterie.engine.network import NOBODY, Keys, as_rows, draw, members
 from coterie.methods.peers import Inbox, PeerView, best, only, renewed
@@ -60,7 +60,17 @@ class PANM(SimulatedPeers[Matching]):
     )
     guard: float = field(
         default=1.5,
-        metadata={"help": "drop neighbours only if the groups' means are this many deviations apart; 0: always"},
+        metadata={
+            "help": "a matching changes the list only if the groups' means are this many deviations apart; 0: always"
+        },
+    )
+    monotone: bool = field(
+        default=True,
+        metadata={"help": "a similarity above the larger mean always matches, one below the smaller never"},
+    )
+    least_sigma: float = field(
+        default=1e-3,
+        metadata={"help": "least deviation of a group in the matching, as a share of the similarities' range; 0: none"},
     )
     fill: bool = field(
         default=True, metadata={"help": "with fewer than l neighbours, match with more candidates: 2 l models in all"}
@@ -70,7 +80,9 @@ class PANM(SimulatedPeers[Matching]):
     paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
     summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
     node_type: ClassVar[type[Matching]] = Matching
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"weigh": "fixed", "guard": 0.0, "fill": False}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"weigh": "fixed", "guard": 0.0, "monotone": False, "least_sigma": 0.0, "fill": False}
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +90,7 @@ class PANM(SimulatedPeers[Matching]):
         self._require(self.tau >= 1, "tau", "be at least 1")
         self._require(0 <= self.alpha <= 1, "alpha", "lie in [0, 1]")
         self._require(self.guard >= 0, "guard", "be at least 0")
+        self._require(0 <= self.least_sigma <= 1, "least_sigma", "lie in [0, 1]")
 
     def start(self, c: Cohort) -> Matching:
         """No neighbours yet: N_i is empty."""
@@ -125,7 +138,7 @@ class PANM(SimulatedPeers[Matching]):
         similarity = self.similarity(c, node, only(inbox, measuring), known)
         top = best(similarity, inbox.keys, inbox.mask, self.k)
         initialise = measuring & ((node.age < self.t1) | ~known.any(1))
-        matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), guard=self.guard))
+        matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), self._rules))
         lists, chosen = [], torch.zeros_like(inbox.mask)
         for peer in range(len(c)):
             old, keys, came = members(node.neighbours[peer]), inbox.keys[peer].numpy(), inbox.mask[peer].numpy()
@@ -170,6 +183,10 @@ class PANM(SimulatedPeers[Matching]):
         if self.weigh == "fixed":
             return None
         return known & (node.age >= self.t1)[:, None] if self.weigh == "late" else known
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self.guard, self.monotone, self.least_sigma)
 
     def _confident(self, old: Keys, top: Keys) -> Keys:
         """The k most similar; where fewer came, silent old neighbours fill the list."""

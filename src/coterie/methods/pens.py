@@ -40,6 +40,9 @@ class PENS(SimulatedPeers[Tally]):
         default="pens",
         metadata={"help": "neighbours: count > k T1 / (n - 1) - 1 (pens) or >= ceil(T1 (l + k) / n) (panm)"},
     )
+    cutoff: int = field(
+        default=0, metadata={"help": "neighbours: chosen at least so many times in stage one; 0: by threshold"}
+    )
 
     name: ClassVar[str] = "pens"
     paper: ClassVar[str] = "Onoszko et al. 2021, Decentralized federated learning on non-iid data"
@@ -49,6 +52,7 @@ class PENS(SimulatedPeers[Tally]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.t1 >= 1, "t1", "be at least 1")
+        self._require(self.cutoff >= 0, "cutoff", "be at least 0")
         self._require(self.l >= self.k, "l", f"be at least k = {self.k}")
 
     def start(self, c: Cohort) -> Tally:
@@ -96,6 +100,8 @@ class PENS(SimulatedPeers[Tally]):
 
     def _often(self, seen: Keys, times: Keys, known: int) -> Keys:
         """Those chosen often enough, out of `known` others."""
+        if self.cutoff:
+            return seen[times >= self.cutoff]
         if self.threshold == "pens":
             return seen[times > self.k * self.t1 / max(known, 1) - 1]
         return seen[times >= math.ceil(self.t1 * (self.l + self.k) / (known + 1))]
