@@ -245,6 +245,11 @@ class Simulator(Engine):
         """Tell whoever watches the run."""
         self._note(text)
 
+    @property
+    def delays(self) -> bool:
+        """Whether an answer between peers can be old."""
+        return self._faults.delay > 0
+
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""
         arrivals = carry(self._faults, self.seed, self.round, askers, answered)

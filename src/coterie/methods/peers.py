@@ -20,11 +20,11 @@ from coterie import fast, wire
 from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
 from coterie.engine.network import NOBODY, Keys, draw, peer_key
-from coterie.federation import Failure, check_reply, largest_norm, on_client
+from coterie.federation import Failure, Nothing, check_reply, largest_norm, on_client
 from coterie.kernel.library import Library
 from coterie.methods.base import LocalTraining, Models
 from coterie.rng import rng
-from coterie.states import Stack, State, bag_means, concat
+from coterie.states import Stack, State, bag_means, concat, spread
 from coterie.task import Task
 
 N = TypeVar("N")
@@ -114,6 +114,15 @@ class Met:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What peers would have sent in the last round they trained in, and whether there was such a round, [C]."""
+
+    model: Stack
+    start: Stack
+    ever: Tensor
+
+
+@dataclass(frozen=True)
 class Nodes:
     """Nodes as they are carried: tensors by their path."""
 
@@ -181,6 +190,21 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
     def begin(self, c: Cohort, sent: Models) -> Nodes:
         """In the simulator: `start`."""
         return Nodes(pack_node(self.start(c)))
+
+    @on_client
+    def train_and_keep(self, c: Cohort, sent: Models) -> Models:
+        """In the simulator: `train`, by a peer that may be asked for this answer in a later round."""
+        trained = self.train(c, sent)
+        c.keep("sent", trained.models)
+        c.keep("began", sent.models)
+        return trained
+
+    @on_client
+    def last_sent(self, c: Cohort, sent: Nothing) -> Sent:
+        """In the simulator: the answer of an earlier round, as a real peer keeps it for those who ask."""
+        nothing = spread(c.task.template, len(c))
+        ever = torch.tensor(["sent" in memory for memory in c.memory])
+        return Sent(c.recall("sent", nothing), c.recall("began", nothing), ever)
 
     @on_client
     def meet(self, c: Cohort, sent: Meeting) -> Met:

@@ -29,7 +29,7 @@ from coterie.engine.network import (
     peer_keys,
 )
 from coterie.errors import CoterieError
-from coterie.federation import Arrival, Federation, PeerNetwork, Replies
+from coterie.federation import Arrival, Federation, Nothing, PeerNetwork, Replies
 from coterie.methods.base import Assessment, Log, Models, ServerMethod
 from coterie.methods.neighbourhood import Moment, found, panels_of
 from coterie.methods.peers import Answers, Inbox, Meeting, Met, PeerMethod, PeerView, aggregate
@@ -62,6 +62,20 @@ class Network:
         """Where these peers stand."""
         place = {client: index for index, client in enumerate(self.ids)}
         return [place[client] for client in ids]
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """Answers of earlier rounds: whose, the models after local training and those before it."""
+
+    ids: tuple[ClientId, ...]
+    model: Stack
+    start: Stack
+
+    def rows(self, ids: Sequence[ClientId]) -> Tensor:
+        """Where the answers of these peers are; -1: there is none."""
+        place = {client: index for index, client in enumerate(self.ids)}
+        return torch.tensor([place.get(client, -1) for client in ids], dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,10 @@ class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
         joined = set(state.ids)
         there = [client for client in fed.sample(1.0) if client in joined]
         awake = sorted(fed.sample(self.fraction, there))
-        trained = fed.ask(self.train, awake, each=Models(state.model), rows=state.rows(awake), counted=False)
+        keep = fed.delays or self.fraction != 1  # somebody may be asked for what it sent last
+        earlier = self._sent_before(fed, there) if keep else None
+        train = self.train_and_keep if keep else self.train
+        trained = fed.ask(train, awake, each=Models(state.model), rows=state.rows(awake), counted=False)
         if trained.value is None:
             return state, {"awake": 0}
         view = self._view(state, fed, there, trained)
@@ -151,13 +168,23 @@ class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
         own = self.unpack_node(node)
         wanted = self.choose(own, view)
         busy = {*trained.ids, *trained.failed}
-        idle = [client for client in there if client not in busy]
-        inbox = self._fetch(state, fed, view, trained.value.models, idle, wanted, self.wants_start(own, wanted))
+        idle = [client for client in there if client not in busy and earlier and client in earlier.ids]
+        starts = self.wants_start(own, wanted)
+        inbox = self._fetch(state, fed, view, trained.value.models, idle, wanted, starts, earlier)
         inbox = self.survey(fed.task, state.origin, own, inbox)
         met = fed.ask(self.meet, trained.ids, each=Meeting(inbox, node), common=("inbox/pool",), counted=False)
         if met.value is None:
             return state, {"awake": 0}
         return self._concluded(state, fed, view, inbox, met)
+
+    def _sent_before(self, fed: Federation, there: Sequence[ClientId]) -> _Earlier:
+        """What the peers would have sent in the last round they trained in; those that never have are left out."""
+        kept = fed.ask(self.last_sent, there, same=Nothing(), purpose="evaluation", counted=False)
+        if kept.value is None:
+            return _Earlier((), {}, {})
+        rows = kept.value.ever.nonzero()[:, 0]
+        ids = tuple(kept.ids[row] for row in rows.tolist())
+        return _Earlier(ids, take(kept.value.model, rows), take(kept.value.start, rows))
 
     def _view(self, state: Network, fed: Federation, there: Sequence[ClientId], trained: Replies[Models]) -> PeerView:
         """What the awake peers know: a crashed peer is missed at once, any other silent one is still asked."""
@@ -184,10 +211,13 @@ class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
         idle: Sequence[ClientId],
         wanted: Tensor,
         starts: Tensor,
+        earlier: _Earlier | None,
     ) -> Inbox:
-        """The answers, as a pool of the distinct models that can be had: of those who trained, then of idle peers.
+        """The answers, as a pool of the distinct ones that can be had: of those who trained, then of idle peers.
 
-        An answer that is old is the model its sender had before this round's training; such models come last.
+        An idle peer answers with what it sent last, and so does one that is late; the answers of the late come at the
+        end. Between real peers it is the same (`Swarm.offer`): one that has not trained yet has nothing to send, and
+        its first answer is waited for.
         """
         senders = [*view.ids, *idle]
         keys = peer_keys(senders)
@@ -195,20 +225,23 @@ class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
         place = np.searchsorted(keys[order], wanted.numpy()).clip(max=len(keys) - 1)
         index = torch.from_numpy(order[place])
         answered = torch.from_numpy(keys[index.numpy()]) == wanted
-        rows = torch.tensor(state.rows(senders))
-        before = _those(state.model, rows) if bool(starts.any()) else None
-        pool = concat([models, take(state.model, rows[len(view) :])]) if idle else models
+        before = _those(state.model, torch.tensor(state.rows(view.ids))) if bool(starts.any()) else None
+        pool = models
+        if earlier is not None and idle:
+            silent = earlier.rows(idle)
+            pool = concat([pool, take(earlier.model, silent)])
+            before = concat([before, take(earlier.start, silent)]) if before is not None else None
         heard = self._hearsay(state, fed, senders)
         first = row(pool, 0)
         sizes = [wire.encoded_size(Answers(first, first if told else None, heard[0])) for told in (False, True)]
         arrivals = fed.exchange(view.ids, answered, torch.where(starts, sizes[1], sizes[0]))
-        late = arrivals == int(Arrival.OLD)
-        if bool(late.any()):
+        last = earlier.rows(senders) if earlier is not None else torch.full((len(senders),), -1)
+        late = (arrivals == int(Arrival.OLD)) & (last[index] >= 0)
+        if earlier is not None and bool(late.any()):
             old, where = torch.unique(index[late], return_inverse=True)
             index[late] = len(senders) + where
-            stale = take(state.model, rows[old])
-            pool, heard = concat([pool, stale]), torch.cat([heard, heard[old]])
-            before = concat([before, stale]) if before is not None else None
+            pool, heard = concat([pool, take(earlier.model, last[old])]), torch.cat([heard, heard[old]])
+            before = concat([before, take(earlier.start, last[old])]) if before is not None else None
         index = torch.where(arrivals == int(Arrival.LOST), -1, index)
         known = [len(view.reachable(i)) - (1 if view.known is None else 0) for i in range(len(view))]
         own = torch.arange(len(view))
