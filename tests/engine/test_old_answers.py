@@ -12,11 +12,12 @@ from coterie import wire
 from coterie.data.own import OwnPopulation
 from coterie.engine.faults import Faults
 from coterie.engine.network import members, peer_key
-from coterie.engine.peers import OnePeer, Pace, PeerFederation, PeerState
+from coterie.engine.peers import Deployed, Pace, PeerFederation, PeerState
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.federation import draw_clients
+from coterie.methods.network_state import Network
 from coterie.methods.peers import Answers, Inbox
-from coterie.methods.simulated import Network
+from coterie.methods.simulated import Simulated
 from coterie.rng import rng
 from coterie.run import run
 from coterie.states import row
@@ -74,7 +75,7 @@ def played_by_real_peers(
     offers: Offers = {}
     boxes = {client: Mailbox(client, digits.ids, offers, late) for client in digits.ids}
     pace, nothing = Pace(lock_step=False), lambda: None
-    peers: dict[str, Any] = {c: OnePeer(method=method(name), swarm=boxes[c], pace=pace) for c in digits.ids}  # type: ignore[arg-type]
+    peers: dict[str, Any] = {c: Deployed(method(name), boxes[c], pace) for c in digits.ids}  # type: ignore[arg-type]
     feds: dict[str, Any] = {
         c: PeerFederation(c, task, digits, SEED, boxes[c], at_end=nothing, last=ROUNDS)  # type: ignore[arg-type]
         for c in digits.ids
@@ -115,7 +116,8 @@ def test_old_answers_are_those_of_real_peers(name: str, late: bool, fraction: fl
     """Bit for bit: each message that arrives, and what the peers have after five rounds."""
     task = Task(small_net, digits.shape, digits.classes, digits.normalise)
     states, offers = played_by_real_peers(name, digits, task, fraction=fraction, late=late)
-    simulated = method(name, fraction=fraction)
+    peer = method(name, fraction=fraction)
+    simulated = Simulated(peer)
     faults = Faults(delay=1.0) if late else Faults()
     fed = Watched(simulated, task, digits, seed=SEED, faults=faults, options=EngineOptions(workers=1))
     network: Network = simulated.init(fed)
@@ -137,8 +139,8 @@ def test_old_answers_are_those_of_real_peers(name: str, late: bool, fraction: fl
     assert old >= 15
     for place, client in enumerate(network.ids):
         assert largest_gap(row(network.model, place), row(states[client].model, 0)) == 0
-        near = simulated.neighbours(simulated.unpack_node(network.node))[place]
-        real = simulated.neighbours(simulated.unpack_node(states[client].node))[0]
+        near = peer.neighbours(peer.unpack_node(network.node))[place]
+        real = peer.neighbours(peer.unpack_node(states[client].node))[0]
         assert sorted(members(near)) == sorted(members(real))
     fed.close()
 

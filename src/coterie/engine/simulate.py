@@ -23,7 +23,7 @@ from coterie.engine.network import carry
 from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
 from coterie.errors import CoterieError
 from coterie.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
-from coterie.methods.base import ServerMethod
+from coterie.methods.base import RoundMethod
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -50,7 +50,7 @@ class Simulator(Engine):
 
     def __init__(
         self,
-        method: ServerMethod[Any],
+        method: RoundMethod[Any],
         task: Task,
         population: Population,
         *,

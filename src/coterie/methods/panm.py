@@ -4,7 +4,7 @@ Federated Learning with Adaptive Neighbor Matching")."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,11 +14,8 @@ from torch import Tensor
 from coterie.clustering.em import Rules, same_group
 from coterie.cohort import Cohort
 from coterie.engine.network import NOBODY, Keys, as_rows, draw, members
-from coterie.methods.peers import Inbox, PeerView, best, only, renewed
-from coterie.methods.similarity import LossScore, by_direction, by_loss, directions
-from coterie.methods.simulated import SimulatedPeers
-from coterie.states import State
-from coterie.task import Task
+from coterie.methods.peers import Inbox, PeerMethod, PeerView, Request, best, only, renewed
+from coterie.methods.similarity import LossScore, by_direction, by_loss
 
 Stage = Literal["initialise", "match", "gossip"]
 
@@ -34,7 +31,7 @@ class Matching:
 
 
 @dataclass(frozen=True)
-class PANM(SimulatedPeers[Matching]):
+class PANM(PeerMethod[Matching]):
     """Algorithm 1. Stage one, t1 rounds: the k most similar of l random peers and the last neighbours (confident
     neighbour initialisation, eq. 8). Stage two: gossip with k of the neighbours; every tau rounds the list is matched
     anew by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
@@ -97,16 +94,12 @@ class PANM(SimulatedPeers[Matching]):
         none = torch.empty(len(c), 0, dtype=torch.int64)
         return Matching(none, torch.zeros(len(c), dtype=torch.int64), none, none.double())
 
-    def wants_start(self, node: Matching, wanted: Tensor) -> Tensor:
-        """The change of a model is needed wherever its direction is measured."""
-        return self._measuring(node, wanted) & (self.metric == "grad" and self.alpha > 0)
-
     def _measuring(self, node: Matching, keys: Tensor) -> Tensor:
         """Who measures similarities this round, [C]: in stage one, when matching, and whoever asks a stranger."""
         stranger = (keys != NOBODY) & ~_listed(keys, node.neighbours)
         return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0)
 
-    def choose(self, node: Matching, view: PeerView) -> Tensor:
+    def choose(self, node: Matching, view: PeerView) -> Request:
         """Stage one: N and l others. Matching: l of N and l others. Gossip: k of N."""
         wanted = []
         for peer, age in enumerate(node.age.tolist()):
@@ -123,7 +116,9 @@ class PANM(SimulatedPeers[Matching]):
                 known = near
             others_of = view.draw(peer, others, without=members(node.neighbours[peer]))
             wanted.append(np.concatenate([np.sort(known), others_of]))
-        return as_rows(wanted)
+        keys = as_rows(wanted)
+        # the change of a model is needed wherever its direction is measured
+        return Request(keys, self._measuring(node, keys) & (self.metric == "grad" and self.alpha > 0))
 
     def stage(self, age: int, near: Sequence[int] | Keys) -> Stage:
         """What a peer does in its round number `age` (from 0); one without neighbours in reach looks for new ones."""
@@ -131,11 +126,22 @@ class PANM(SimulatedPeers[Matching]):
             return "initialise"
         return "match" if (age + 1) % self.tau == 0 else "gossip"
 
-    def select(self, c: Cohort, node: Matching, inbox: Inbox) -> tuple[Matching, Tensor]:
-        """Measure where others than neighbours were asked; renew the list; say whom to aggregate."""
+    @property
+    def measures_data(self) -> bool:
+        """Only the loss is that on the peer's own data."""
+        return self.metric == "loss"
+
+    def measure(self, c: Cohort, node: Matching, inbox: Inbox) -> Tensor:
+        """Equations 3 and 6, where others than neighbours were asked."""
+        asked = only(inbox, self._measuring(node, inbox.keys))
+        if self.metric == "loss":
+            return by_loss(c, asked, self.loss_score)
+        return by_direction(c, asked, self.alpha, self._compared(node, _listed(inbox.keys, node.neighbours)))
+
+    def select(self, c: Cohort, node: Matching, inbox: Inbox, similarity: Tensor) -> tuple[Matching, Tensor]:
+        """Renew the list where similarities were measured, and say whom to aggregate."""
         known = _listed(inbox.keys, node.neighbours)
         measuring = self._measuring(node, inbox.keys)
-        similarity = self.similarity(c, node, only(inbox, measuring), known)
         top = best(similarity, inbox.keys, inbox.mask, self.k)
         initialise = measuring & ((node.age < self.t1) | ~known.any(1))
         matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), self._rules))
@@ -159,20 +165,6 @@ class PANM(SimulatedPeers[Matching]):
             scored=renewed(measuring[:, None], torch.where(inbox.mask, inbox.keys, NOBODY), node.scored),
             similarity=renewed(measuring[:, None], similarity, node.similarity),
         ), chosen
-
-    def survey(self, task: Task, origin: State, node: Matching, inbox: Inbox) -> Inbox:
-        """Directions of all peers at once: every model is then read once."""
-        if self.metric == "loss":
-            return inbox
-        measuring = only(inbox, self._measuring(node, inbox.keys))
-        known = _listed(inbox.keys, node.neighbours)
-        return replace(inbox, similarity=directions(task, origin, measuring, self.alpha, self._compared(node, known)))
-
-    def similarity(self, c: Cohort, node: Matching, inbox: Inbox, known: Tensor) -> Tensor:
-        """How like each sender is, [C, m]; 0 where nothing came."""
-        if self.metric == "loss":
-            return by_loss(c, inbox, self.loss_score)
-        return by_direction(c, inbox, self.alpha, self._compared(node, known))
 
     def _compared(self, node: Matching, known: Tensor) -> Tensor | None:
         """The neighbours by whom alpha is weighed anew; None: alpha is fixed, as in the paper.

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from coterie.cohort import Cohort
 from coterie.engine.network import NOBODY, Keys, as_rows, members
-from coterie.methods.peers import Inbox, PeerView, best, only, renewed
+from coterie.methods.peers import Inbox, PeerMethod, PeerView, Request, best, only, renewed
 from coterie.methods.similarity import by_loss
-from coterie.methods.simulated import SimulatedPeers
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class PENS(SimulatedPeers[Tally]):
+class PENS(PeerMethod[Tally]):
     """Stage one (t1 rounds): ask l random peers, aggregate the k whose models have the least loss on the own data,
     and count them. Stage two: gossip with k of those chosen more often than chance would have it."""
 
@@ -60,7 +59,7 @@ class PENS(SimulatedPeers[Tally]):
         none = torch.empty(len(c), 0, dtype=torch.int64)
         return Tally(none, none, torch.zeros(len(c), dtype=torch.int64), none, none, none.double())
 
-    def choose(self, node: Tally, view: PeerView) -> Tensor:
+    def choose(self, node: Tally, view: PeerView) -> Request:
         """l random peers in stage one, then k neighbours; with no neighbour in reach, k random peers."""
         wanted = []
         for peer, age in enumerate(node.age.tolist()):
@@ -69,12 +68,15 @@ class PENS(SimulatedPeers[Tally]):
                 continue
             near = view.sees(peer, members(node.neighbours[peer]))
             wanted.append(view.draw(peer, self.k, among=near if len(near) else None))
-        return as_rows(wanted)
+        return Request.models(as_rows(wanted))
 
-    def select(self, c: Cohort, node: Tally, inbox: Inbox) -> tuple[Tally, Tensor]:
+    def measure(self, c: Cohort, node: Tally, inbox: Inbox) -> Tensor:
+        """In stage one, by the loss on the peer's own data."""
+        return by_loss(c, only(inbox, node.age < self.t1), "inverse")
+
+    def select(self, c: Cohort, node: Tally, inbox: Inbox, similarity: Tensor) -> tuple[Tally, Tensor]:
         """The k best of stage one's candidates are counted; stage two takes all that came."""
         first = node.age < self.t1
-        similarity = by_loss(c, only(inbox, first), "inverse")
         chosen = torch.where(first[:, None], best(similarity, inbox.keys, inbox.mask, self.k), inbox.mask)
         age = node.age + 1
         tallies, lists = [], []
