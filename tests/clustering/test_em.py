@@ -115,9 +115,9 @@ def test_all_candidates_of_one_group_halve_the_list_without_the_guard() -> None:
 
 
 def matched(rounds: int, separation: float, rules: Rules) -> float:
-    """Precision of 300 peers' lists after so many matchings (equation 18), l = 10, 24 of 99 others of the own group.
+    """Precision of 300 peers' lists after so many matchings (equation 18), l = 10, 24 of 99 others of the peer's group.
 
-    Lists begin with five neighbours of which 85 % are right; similarities have unit variance and are drawn anew.
+    Lists begin with five neighbours of which 85 % are right; similarities have unit variance and are drawn each time.
     """
     generator = rng(7, "rounds of matching", int(10 * separation))
     own = np.arange(99) < 24

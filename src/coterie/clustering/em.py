@@ -1,4 +1,4 @@
-"""Hard EM for two Gaussians: which of the measured similarities belong to the own group (PANM, section 3.2.3).
+"""Hard EM for two Gaussians: which of the measured similarities belong to the peer's group (PANM, section 3.2.3).
 
 The paper's initialisation of gamma has its two components swapped; here the known neighbours start as "same", the
 candidates as "other", and what ends with the larger mean is "same". `Rules` holds what is ours; `PAPER` has none of it.

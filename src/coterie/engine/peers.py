@@ -148,17 +148,17 @@ class Deployed(RoundMethod[PeerState]):
         return answers
 
     def model_for(self, state: PeerState, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """The own model."""
+        """This peer's model."""
         return state.model, [0] * len(ids)
 
     def assess(self, state: PeerState, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
-        """The own model on the own test part."""
+        """This peer's model on its own test part."""
         c = _cohort(fed)
         scores = evaluate(c, state.model)
         return Replies(c.ids, Assessment(scores.correct, scores.loss, scores.count, torch.full((1,), -1)))
 
     def models(self, state: PeerState) -> Mapping[str, State]:
-        """The own model."""
+        """This peer's model."""
         return {f"client-{self.swarm.name}": row(state.model, 0)}
 
 

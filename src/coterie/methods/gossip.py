@@ -1,4 +1,4 @@
-"""Gossip: every peer averages with k others, drawn at random, fixed for ever, or of its true group (the ceiling)."""
+"""Gossip: every peer averages with k others, drawn at random, fixed, or of its true group (the ceiling)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Gossip(PeerMethod[Partners]):
         return self.partners == "oracle"
 
     def start(self, c: Cohort) -> Partners:
-        """Nobody has asked anybody yet."""
+        """No partners yet."""
         return Partners(torch.full((len(c), self.k), NOBODY, dtype=torch.int64))
 
     def choose(self, node: Partners, view: PeerView) -> Request:

@@ -34,7 +34,7 @@ class Matching:
 class PANM(PeerMethod[Matching]):
     """Algorithm 1. Stage one, t1 rounds: the k most similar of l random peers and the last neighbours (confident
     neighbour initialisation, eq. 8). Stage two: gossip with k of the neighbours; every tau rounds the list is matched
-    anew by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
+    again by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
 
     A peer counts its own rounds, so that one that joins late goes through stage one too.
     """
@@ -42,7 +42,7 @@ class PANM(PeerMethod[Matching]):
     t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
     tau: int = field(default=2, metadata={"help": "in stage two neighbours are matched every tau rounds"})
     metric: Literal["grad", "loss"] = field(
-        default="grad", metadata={"help": "similarity by directions of learning (grad) or by loss on the own data"}
+        default="grad", metadata={"help": "similarity by directions of learning (grad) or by loss on the peer's own data"}
     )
     alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
     weigh: Literal["fixed", "fisher", "late"] = field(
@@ -95,7 +95,7 @@ class PANM(PeerMethod[Matching]):
         return Matching(none, torch.zeros(len(c), dtype=torch.int64), none, none.double())
 
     def _measuring(self, node: Matching, keys: Tensor) -> Tensor:
-        """Who measures similarities this round, [C]: in stage one, when matching, and whoever asks a stranger."""
+        """Who measures similarities this round, [C]: in stage one, when matching, and when a stranger is asked."""
         stranger = (keys != NOBODY) & ~_listed(keys, node.neighbours)
         return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0)
 
@@ -167,7 +167,7 @@ class PANM(PeerMethod[Matching]):
         ), chosen
 
     def _compared(self, node: Matching, known: Tensor) -> Tensor | None:
-        """The neighbours by whom alpha is weighed anew; None: alpha is fixed, as in the paper.
+        """The neighbours by whom alpha is weighed; None: alpha is fixed, as in the paper.
 
         "late": none in stage one, where the noise of theta1 has its use: by theta2 alone, who was averaged once stays
         the most similar for good, and a group falls into cliques.

@@ -40,7 +40,7 @@ def simulated_confidence(n: int, a: int, l: int, k: int, rounds: int, *, trials:
             others = np.setdiff1d(np.arange(n - 1), neighbours)
             candidates = generator.choice(others, min(l, len(others)), replace=False).tolist()
             met = [*neighbours, *candidates]
-            neighbours = sorted(met, key=lambda peer: peer >= a - 1)[:k]  # peers below a - 1 are of the own group
+            neighbours = sorted(met, key=lambda peer: peer >= a - 1)[:k]  # peers below a - 1 are of its group
             pure[number] += all(peer < a - 1 for peer in neighbours)
     return [float(share) for share in pure / trials]
 

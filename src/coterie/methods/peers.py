@@ -170,13 +170,13 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         return False
 
     def train(self, c: Cohort, models: Stack) -> Stack:
-        """Local training, from the own model."""
+        """Local training, from the peers' own models."""
         return local_sgd(c, models, self.opt)
 
     def update(self, c: Cohort, node: N, inbox: Inbox) -> tuple[Stack, N, Tensor]:
         """After the answers have come: the new models and nodes, and whose models are in them.
 
-        Trained models are averaged with equal weights, 1 / (k + 1), the own one among them.
+        Trained models are averaged with equal weights, 1 / (k + 1), the peer's own among them.
         """
         new, chosen = self.select(c, node, inbox, self.measure(c, node, inbox))
         return aggregate(inbox, chosen, fast.library_of(c.task)), new, chosen

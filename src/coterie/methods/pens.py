@@ -1,4 +1,4 @@
-"""PENS: peers whose models do well on the own data are counted, the often chosen ones become neighbours
+"""PENS: peers whose models do well on a peer's own data are counted, those chosen often become neighbours
 (Onoszko et al., 2021)."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class PENS(PeerMethod[Tally]):
-    """Stage one (t1 rounds): ask l random peers, aggregate the k whose models have the least loss on the own data,
+    """Stage one (t1 rounds): ask l random peers, aggregate the k whose models have the least loss on its data,
     and count them. Stage two: gossip with k of those chosen more often than chance would have it."""
 
     t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
@@ -55,7 +55,7 @@ class PENS(PeerMethod[Tally]):
         self._require(self.l >= self.k, "l", f"be at least k = {self.k}")
 
     def start(self, c: Cohort) -> Tally:
-        """Nobody has been chosen yet."""
+        """No peer has been chosen yet."""
         none = torch.empty(len(c), 0, dtype=torch.int64)
         return Tally(none, none, torch.zeros(len(c), dtype=torch.int64), none, none, none.double())
 

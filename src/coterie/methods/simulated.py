@@ -142,7 +142,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         )
 
     def step(self, state: Network, fed: Federation) -> tuple[Network, Log]:
-        """One round: the awake peers train, ask each other, and update; a peer goes on with whoever answers."""
+        """One round: the awake peers train, ask each other, and update; a peer goes on with the answers that come."""
         if not isinstance(fed, PeerNetwork):
             raise CoterieError(f"{self.name} has no server: run it in the simulator, or between peers.")
         joined = set(state.ids)
