@@ -42,7 +42,8 @@ class PANM(PeerMethod[Matching]):
     t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
     tau: int = field(default=2, metadata={"help": "in stage two neighbours are matched every tau rounds"})
     metric: Literal["grad", "loss"] = field(
-        default="grad", metadata={"help": "similarity by directions of learning (grad) or by loss on the peer's own data"}
+        default="grad",
+        metadata={"help": "similarity by directions of learning (grad) or by loss on the peer's own data"},
     )
     alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
     weigh: Literal["fixed", "fisher", "late"] = field(

@@ -38,7 +38,7 @@ def losses_of(c: Cohort, inbox: Inbox) -> Tensor:
 
 
 def by_loss(c: Cohort, inbox: Inbox, kind: LossScore) -> Tensor:
-    """Equation 3: 1 / F_i(w_j), or -F_i(w_j), [C, m]; 0 where no model came. A loss that is not a number is the worst."""
+    """Equation 3: 1 / F_i(w_j), or -F_i(w_j), [C, m]; 0 where no model came. A loss that is NaN is the worst."""
     loss = losses_of(c, inbox)
     fine = inbox.mask & torch.isfinite(loss)
     similarity = 1 / (loss + _SMALLEST_LOSS) if kind == "inverse" else -loss
