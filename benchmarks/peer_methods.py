@@ -18,6 +18,7 @@ from benchmarks.timing import peak_megabytes
 from coterie.data.samples import ClientData, Normalise, Samples
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.methods.panm import PANM
+from coterie.methods.simulated import Simulated
 from coterie.models import build_model
 from coterie.task import Task
 
@@ -70,7 +71,7 @@ class _Timed(Simulator):
 
 def _network(peers: int, model: Callable[[], nn.Module], shape: tuple[int, ...], samples: int, **settings: Any) -> Any:
     crowd = _Crowd(peers, shape, samples)
-    method = PANM(**{**_SETTINGS, **settings})
+    method = Simulated(PANM(**{**_SETTINGS, **settings}))
     task = Task.of(model, crowd)
     fed = _Timed(method, task, crowd, seed=0, options=EngineOptions())
     return method, fed, method.init(fed)

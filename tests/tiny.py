@@ -16,7 +16,8 @@ from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.data.samples import ClientData, Normalise, Samples
 from coterie.methods import METHODS
-from coterie.methods.base import ServerMethod
+from coterie.methods.base import RoundMethod
+from coterie.methods.simulated import in_simulator
 from coterie.run import Result
 from coterie.task import Task
 
@@ -70,9 +71,14 @@ def one_weight(weight: float = 0.0) -> nn.Module:
     return layer
 
 
-def made(name: str, **settings: Any) -> ServerMethod[Any]:
-    """A method with short local training."""
+def made(name: str, **settings: Any) -> Any:
+    """A method with short local training; with a server or of peers, which only the caller knows."""
     return METHODS[name](**{**TRAINING, **OVERRIDES.get(name, {}), **settings})
+
+
+def driven(name: str, **settings: Any) -> RoundMethod[Any]:
+    """The same as the simulator runs it."""
+    return in_simulator(made(name, **settings))
 
 
 def cohort(population: OwnPopulation, task: Task, ids: Sequence[str] | None = None, round: int = 0) -> Cohort:

@@ -15,8 +15,7 @@ from coterie.data import Drift, Population, build, from_arrays, from_datasets, f
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions
 from coterie.errors import CoterieError
-from coterie.methods import METHODS, method_named
-from coterie.methods.base import ServerMethod
+from coterie.methods import METHODS, Method, method_named
 from coterie.models import build_model
 from coterie.run import Result, run
 from coterie.settings import from_settings
@@ -40,7 +39,7 @@ __all__ = [
 ]
 
 
-def method(name: str, **settings: Any) -> ServerMethod[Any]:
+def method(name: str, **settings: Any) -> Method:
     """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`."""
     kind = method_named(name)
     return from_settings(kind, kind.expand(settings), name)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from coterie.engine.faults import Faults, Schedule
 from coterie.engine.simulate import EngineOptions
 from coterie.errors import CoterieError, unknown
-from coterie.methods import method_named
+from coterie.methods import Method, method_named
 from coterie.methods.base import ServerMethod
 from coterie.settings import changed_fields, coerce, from_settings, quoted, to_toml
 
@@ -69,7 +69,7 @@ class RunConfig:
         check_seed(self.seed)
         method_named(self.method)
 
-    def build_method(self, defaults: Mapping[str, Any]) -> ServerMethod[Any]:
+    def build_method(self, defaults: Mapping[str, Any]) -> Method:
         """The method with its settings; `defaults` (the scenario's training) give way to what the user set."""
         kind = method_named(self.method)
         own = kind.__dataclass_fields__

@@ -23,7 +23,8 @@ from coterie.data.samples import Population
 from coterie.errors import CoterieError
 from coterie.folder import holds_comparison
 from coterie.kind import Kind, check_kind
-from coterie.methods.base import ServerMethod
+from coterie.methods import Method
+from coterie.methods.simulated import in_simulator
 from coterie.models import build_model
 from coterie.report.sinks import Sink, open_sink
 from coterie.run import Result, View, run
@@ -193,10 +194,10 @@ def check(configs: Sequence[RunConfig]) -> None:
                 f"{config.method} needs the true groups of the clients, which are not known here; "
                 f"leave {config.method} out."
             )
-        method.task(Task.of(builder_of(config, population), population, dtype=_DTYPES[config.dtype]))
+        in_simulator(method).task(Task.of(builder_of(config, population), population, dtype=_DTYPES[config.dtype]))
 
 
-def _needs_groups(method: ServerMethod[Any]) -> bool:
+def _needs_groups(method: Method) -> bool:
     return method.name == "oracle" or getattr(method, "needs_truth", False) or getattr(method, "find", "") == "oracle"
 
 

@@ -207,12 +207,16 @@ class Arrival(IntEnum):
 class PeerNetwork(Federation, Protocol):
     """A federation whose clients also reach each other: what peer-to-peer methods run on."""
 
+    @property
+    def delays(self) -> bool:
+        """Whether an answer can be old."""
+
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers and book their bytes.
 
         `answered` [A, m] says which of an asker's questions somebody answers, `size` [A] how many bytes each answer to
         it has; the result [A, m] holds `Arrival` codes.
-        A peer that is slow sends what it had before this round's training (OLD).
+        A peer that is slow sends what it would have sent in its last round (OLD).
         """
 
 

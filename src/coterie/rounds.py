@@ -17,7 +17,7 @@ from coterie.errors import CoterieError, Unfinished
 from coterie.federation import Engine, KeepsSomeBack, Ledger
 from coterie.folder import Row, RunFolder
 from coterie.interrupts import held_back
-from coterie.methods.base import Log, ServerMethod
+from coterie.methods.base import Log, RoundMethod
 from coterie.report.html import write_run_report
 from coterie.report.panels import save_panels
 from coterie.rng import rng
@@ -119,7 +119,7 @@ class _Judgement:
 
 def run_with(
     fed: Engine,
-    method: ServerMethod[Any],
+    method: RoundMethod[Any],
     folder: RunFolder | None,
     *,
     rounds: int,
@@ -143,7 +143,7 @@ class _Experiment:
 
     def __init__(
         self,
-        method: ServerMethod[Any],
+        method: RoundMethod[Any],
         fed: Engine,
         folder: RunFolder | None,
         view: View,

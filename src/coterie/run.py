@@ -15,7 +15,9 @@ from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.folder import RunFolder
-from coterie.methods.base import ServerMethod
+from coterie.methods import Method
+from coterie.methods.base import RoundMethod
+from coterie.methods.simulated import in_simulator
 from coterie.rounds import Interrupted, Nobody, Result, View, run_with
 from coterie.task import LossFn, LossName, Task
 
@@ -23,7 +25,7 @@ __all__ = ["Interrupted", "Result", "View", "run"]
 
 
 def run(
-    method: ServerMethod[Any],
+    method: Method | RoundMethod[Any],
     population: Population,
     model: nn.Module | Callable[[], nn.Module],
     *,
@@ -54,14 +56,15 @@ def run(
     options = engine or EngineOptions()
     task = dataclasses.replace(Task.of(model, population, loss=loss, dtype=dtype), use_kernel=options.kernel)
     watcher = view or Nobody()
-    fed = Simulator(method, method.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
+    driven = in_simulator(method)
+    fed = Simulator(driven, driven.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
     folder = None
     if out is not None:
         header = config if config is not None else f'method = "{method.name}"\nrounds = {rounds}\nseed = {seed}\n'
         folder = RunFolder.reopen(Path(out)) if resume else RunFolder.create(Path(out), header)
     return run_with(
         fed,
-        method,
+        driven,
         folder,
         rounds=rounds,
         view=watcher,

@@ -27,12 +27,14 @@ from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.federation import Arrival
 from coterie.methods.base import Models
-from coterie.methods.peers import Answers, Inbox, Meeting
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.peers import Answers, Inbox
+from coterie.methods.simulated import Meeting
 from coterie.rng import rng
 from coterie.states import stack
 from coterie.task import Task
 
-from ..tiny import made, small_net
+from ..tiny import small_net
 
 IDS = [f"c{i}" for i in range(12)]
 
@@ -150,7 +152,7 @@ def test_impossible_faults_are_refused(settings: dict[str, float], text: str) ->
 
 
 def test_common_parts_of_a_message_go_to_everyone_whole() -> None:
-    letter = Letter.of(Meeting(box(), {"age": torch.arange(3)}), common=("inbox/pool",))
+    letter = Letter.of(Meeting(box(), {"age": torch.arange(3)}, None), common=("inbox/pool",))
     some = letter.rows([2, 0]).open()
     assert some.node["age"].tolist() == [2, 0]
     assert some.inbox.own.tolist() == [2, 0]
@@ -163,7 +165,7 @@ def box() -> Inbox:
 
 
 def test_work_among_peers_is_not_booked_as_a_server_s(digits: OwnPopulation) -> None:
-    method = made("fedavg")
+    method = FedAvg()
     task = Task(small_net, digits.shape, digits.classes, digits.normalise)
     fed = Simulator(method, task, digits, seed=0, options=EngineOptions(workers=1))
     sent = Models(stack([task.init(0)]))

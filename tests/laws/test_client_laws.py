@@ -20,14 +20,14 @@ from coterie.methods import METHODS
 from coterie.run import Result, run
 from coterie.task import Task
 
-from ..tiny import made, only, small_net
+from ..tiny import driven, made, only, small_net
 
 EVERY = sorted(METHODS)
 
 
 def losses_by_client(name: str, population: OwnPopulation) -> dict[str, float]:
     """Two rounds, then every client's own loss with the model it would use."""
-    method = made(name)
+    method = driven(name)
     task = Task(small_net, population.shape, population.classes, population.normalise, dtype=torch.float64)
     fed = Simulator(method, method.task(task), population, seed=2, options=EngineOptions(workers=1))
     state = method.init(fed)
@@ -145,7 +145,7 @@ def test_local_training_sends_no_model(digits: OwnPopulation) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_round_without_a_valid_reply_keeps_the_state(name: str, digits: OwnPopulation) -> None:
     """Everyone is silent in every round: what is there at the end is what was there at the start."""
-    method = made(name)
+    method = driven(name)
     task = Task(small_net, digits.shape, digits.classes, digits.normalise)
     fed = Simulator(
         method, method.task(task), digits, seed=0, faults=Faults(dropout=1.0), options=EngineOptions(workers=1)
@@ -162,6 +162,6 @@ def test_states_survive_the_wire(name: str, digits: OwnPopulation) -> None:
     """The state is the checkpoint: encoded and decoded by its declared type it is the same."""
     result = run(made(name), digits, small_net, rounds=2, seed=6)
     data = wire.encode(result.state)
-    again = wire.decode(data, METHODS[name].state_type)
+    again = wire.decode(data, driven(name).state_type)
     assert wire.encode(again) == data
     assert dataclasses.is_dataclass(again)

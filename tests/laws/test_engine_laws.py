@@ -11,12 +11,12 @@ from coterie.cohort import local_sgd
 from coterie.data.own import OwnPopulation
 from coterie.engine.simulate import EngineOptions
 from coterie.methods import METHODS
-from coterie.methods.base import ServerMethod
+from coterie.methods.base import RoundMethod
 from coterie.run import Result, run
 from coterie.states import row, spread
 from coterie.task import Task
 
-from ..tiny import batchnorm_net, cohort, fingerprint, largest_gap, made, only, small_net
+from ..tiny import batchnorm_net, cohort, driven, fingerprint, largest_gap, made, only, small_net
 
 EVERY = sorted(METHODS)
 
@@ -29,7 +29,7 @@ def play(name: str, population: OwnPopulation, net: Any = small_net, **options: 
 @pytest.mark.parametrize("name", EVERY)
 def test_lanes_and_threads_change_nothing_in_the_kernel(name: str, digits: OwnPopulation) -> None:
     alone = play(name, digits, lanes=1, workers=1)
-    assert alone.engine.startswith("compiled kernel") or METHODS[name].task is not ServerMethod.task
+    assert alone.engine.startswith("compiled kernel") or type(driven(name)).task is not RoundMethod.task
     for lanes in (1, 3, len(digits.ids)):
         for workers in (1, 2):
             other = play(name, digits, lanes=lanes, workers=workers)
@@ -65,7 +65,7 @@ def test_buffers_travel_with_the_model_on_every_path(name: str, digits: OwnPopul
     entries = [{entry.rsplit(".", 1)[-1]: tensor for entry, tensor in model.items()} for model in alone.models.values()]
     known = [buffers for buffers in entries if {"running_mean", "running_var", "num_batches_tracked"} <= buffers.keys()]
     # a method with a net of its own beside the user's may save that too
-    assert len(known) == len(entries) > 0 or METHODS[name].task is not ServerMethod.task
+    assert len(known) == len(entries) > 0 or type(driven(name)).task is not RoundMethod.task
     moved = sum(float(buffers["running_mean"].abs().sum()) for buffers in known)
     assert moved > 0
 

@@ -38,7 +38,7 @@ def test_fixed_partners_that_are_away_are_not_replaced() -> None:
     node = Partners(torch.from_numpy(peer_keys(["b", "c"]))[None])
     view = PeerView(("a",), 0, 0, np.sort(peer_keys(["a", "c", "d", "e"])))
     method = Gossip(k=2, partners="fixed")
-    assert members(method.choose(node, view)[0]).tolist() == peer_keys(["c"]).tolist()
+    assert members(method.choose(node, view).keys[0]).tolist() == peer_keys(["c"]).tolist()
 
 
 def test_the_oracle_meets_its_group_alone(digits: OwnPopulation) -> None:

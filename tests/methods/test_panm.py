@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie.clustering.em import PAPER
 from coterie.cohort import Cohort
 from coterie.data import build
 from coterie.data.own import OwnPopulation
@@ -35,7 +36,7 @@ class Told(PANM):
     name: ClassVar[str] = "told"
     friends: tuple[str, ...] = ()
 
-    def similarity(self, c: Cohort, node: Matching, inbox: Inbox, known: Tensor) -> Tensor:
+    def measure(self, c: Cohort, node: Matching, inbox: Inbox) -> Tensor:
         """1 for friends, 0.1 and less for others, 0 where nothing came."""
         value = {peer_key(name): 0.1 - 0.001 * i for i, name in enumerate(NAMES)}
         value |= {peer_key(name): 1.0 - 0.001 * i for i, name in enumerate(self.friends)}
@@ -53,6 +54,11 @@ def asked(wanted: list[str], silent: tuple[str, ...] = ()) -> Inbox:
 def node(neighbours: list[str], age: int) -> Matching:
     none = torch.empty(1, 0, dtype=torch.int64)
     return Matching(as_rows([peer_keys(neighbours)]), torch.tensor([age]), none, none.double())
+
+
+def selected(method: PANM, c: Cohort, before: Matching, inbox: Inbox) -> tuple[Matching, Tensor]:
+    """What a peer makes of the answers it has measured."""
+    return method.select(c, before, inbox, method.measure(c, before, inbox))
 
 
 def lone(round: int = 0) -> Cohort:
@@ -76,27 +82,27 @@ FRIENDS = ("p01", "p02", "p03", "p04")
 
 def test_stage_one_asks_neighbours_and_strangers_and_keeps_the_most_similar() -> None:
     method = Told(l=3, k=2, t1=5, friends=FRIENDS)
-    wanted = names(members(method.choose(node(["p09", "p01"], 1), view())[0]))
+    wanted = names(members(method.choose(node(["p09", "p01"], 1), view()).keys[0]))
     assert len(wanted) == 5
     assert {"p09", "p01"} < set(wanted)
     assert "p00" not in wanted
-    after, chosen = method.select(lone(), node(["p09", "p01"], 1), asked(["p09", "p01", "p20", "p03", "p10"]))
+    after, chosen = selected(method, lone(), node(["p09", "p01"], 1), asked(["p09", "p01", "p20", "p03", "p10"]))
     assert names(members(after.neighbours[0])) == ["p01", "p03"]
     assert chosen.tolist() == [[False, True, False, True, False]]
     assert after.age.tolist() == [2]
 
 
 def test_the_first_round_has_only_strangers() -> None:
-    assert len(members(Told(l=3, k=2, t1=5).choose(node([], 0), view())[0])) == 3
+    assert len(members(Told(l=3, k=2, t1=5).choose(node([], 0), view()).keys[0])) == 3
 
 
 def test_silent_neighbours_stay_where_too_few_answer() -> None:
     method = Told(l=2, k=3, t1=5, friends=FRIENDS)
     before = node(["p01", "p02", "p09"], 1)
-    after, _ = method.select(lone(), before, asked(["p01", "p02", "p09", "p03"], silent=("p01", "p02", "p09")))
+    after, _ = selected(method, lone(), before, asked(["p01", "p02", "p09", "p03"], silent=("p01", "p02", "p09")))
     assert "p03" in names(members(after.neighbours[0]))
     assert len(members(after.neighbours[0])) == 3
-    nobody, chosen = method.select(lone(), before, asked(["p01", "p09"], silent=("p01", "p09")))
+    nobody, chosen = selected(method, lone(), before, asked(["p01", "p09"], silent=("p01", "p09")))
     assert names(members(nobody.neighbours[0])) == ["p01", "p02", "p09"]
     assert not chosen.any()
 
@@ -104,10 +110,10 @@ def test_silent_neighbours_stay_where_too_few_answer() -> None:
 def test_gossip_asks_k_of_the_neighbours_and_takes_them_all() -> None:
     method = Told(l=3, k=2, t1=5, tau=10, friends=FRIENDS)
     before = node(["p01", "p02", "p03"], 6)
-    wanted = names(members(method.choose(before, view())[0]))
+    wanted = names(members(method.choose(before, view()).keys[0]))
     assert len(wanted) == 2
     assert set(wanted) < {"p01", "p02", "p03"}
-    after, chosen = method.select(lone(), before, asked(wanted))
+    after, chosen = selected(method, lone(), before, asked(wanted))
     assert names(members(after.neighbours[0])) == ["p01", "p02", "p03"]
     assert chosen.all()
     assert after.scored.shape[1] == 0 or not (after.scored != NOBODY).any()
@@ -118,10 +124,10 @@ def test_matching_drops_strangers_and_takes_in_friends() -> None:
     method = Told(l=4, k=2, t1=5, tau=10, friends=FRIENDS)
     before = node(["p01", "p02", "p09", "p05"], 9)
     assert method.stage(9, [1]) == "match"
-    wanted = names(members(method.choose(before, view())[0]))
+    wanted = names(members(method.choose(before, view()).keys[0]))
     assert {"p01", "p02", "p05", "p09"} < set(wanted)
     assert len(wanted) == 8
-    after, chosen = method.select(lone(9), before, asked(["p01", "p02", "p09", "p05", "p03", "p04", "p20", "p21"]))
+    after, chosen = selected(method, lone(9), before, asked(["p01", "p02", "p09", "p05", "p03", "p04", "p20", "p21"]))
     assert names(members(after.neighbours[0])) == ["p01", "p02", "p03", "p04"]
     assert int(chosen.sum()) == 2
     assert not chosen[0, [2, 3, 6, 7]].any()
@@ -130,7 +136,7 @@ def test_matching_drops_strangers_and_takes_in_friends() -> None:
 def test_matching_leaves_neighbours_alone_that_were_not_asked_or_are_silent() -> None:
     method = Told(l=2, k=2, t1=5, tau=10, friends=FRIENDS)
     before = node(["p01", "p02", "p09", "p11"], 9)
-    after, _ = method.select(lone(9), before, asked(["p01", "p09", "p03", "p20"], silent=("p09",)))
+    after, _ = selected(method, lone(9), before, asked(["p01", "p09", "p03", "p20"], silent=("p09",)))
     assert names(members(after.neighbours[0])) == ["p01", "p02", "p03", "p09", "p11"]
 
 
@@ -138,29 +144,29 @@ def test_with_few_neighbours_more_candidates_are_asked() -> None:
     before = node(["p01"], 9)
     filled = Told(l=4, k=2, t1=5, tau=10).choose(before, view())
     plain = Told(l=4, k=2, t1=5, tau=10, fill=False).choose(before, view())
-    assert len(members(filled[0])) == 8
-    assert len(members(plain[0])) == 5
+    assert len(members(filled.keys[0])) == 8
+    assert len(members(plain.keys[0])) == 5
 
 
 def test_more_neighbours_wanted_than_peers_known() -> None:
     method = Told(l=10, k=9, t1=5, friends=FRIENDS)
-    wanted = names(members(method.choose(node([], 0), view(["p01", "p07"]))[0]))
+    wanted = names(members(method.choose(node([], 0), view(["p01", "p07"])).keys[0]))
     assert wanted == ["p01", "p07"]
-    after, chosen = method.select(lone(), node([], 0), asked(wanted))
+    after, chosen = selected(method, lone(), node([], 0), asked(wanted))
     assert names(members(after.neighbours[0])) == ["p01", "p07"]
     assert chosen.all()
     alone = method.choose(node([], 0), view([]))
-    assert not len(members(alone[0]))
-    still, _ = method.select(lone(), node([], 0), asked([]))
+    assert not len(members(alone.keys[0]))
+    still, _ = selected(method, lone(), node([], 0), asked([]))
     assert not len(members(still.neighbours[0]))
 
 
 def test_a_peer_whose_neighbours_are_all_gone_looks_for_new_ones() -> None:
     method = Told(l=3, k=2, t1=5, tau=10, friends=FRIENDS)
     before = node(["p20", "p21"], 6)
-    wanted = names(members(method.choose(before, view(["p01", "p02", "p09"]))[0]))
+    wanted = names(members(method.choose(before, view(["p01", "p02", "p09"])).keys[0]))
     assert wanted == ["p01", "p02", "p09"]
-    after, _ = method.select(lone(6), before, asked(wanted))
+    after, _ = selected(method, lone(6), before, asked(wanted))
     assert names(members(after.neighbours[0])) == ["p01", "p02"]
 
 
@@ -168,10 +174,14 @@ def test_only_measuring_rounds_ask_for_the_change() -> None:
     method = Told(l=3, k=2, t1=5, tau=10)
     for age, neighbours, expected in ((0, [], True), (6, ["p01"], False), (9, ["p01"], True)):
         before = node(neighbours, age)
-        wanted = torch.from_numpy(peer_keys(["p01"]))[None] if neighbours else method.choose(before, view())
-        assert method.wants_start(before, wanted).tolist() == [expected]
-        assert replace(method, metric="loss").wants_start(before, wanted).tolist() == [False]
-        assert replace(method, alpha=0.0).wants_start(before, wanted).tolist() == [False]
+        assert method.choose(before, view()).starts.tolist() == [expected]
+        assert replace(method, metric="loss").choose(before, view()).starts.tolist() == [False]
+        assert replace(method, alpha=0.0).choose(before, view()).starts.tolist() == [False]
+
+
+def test_the_papers_preset_has_nothing_of_ours() -> None:
+    literal = PANM.preset("paper")
+    assert (literal.weigh, literal.fill, literal._rules) == ("fixed", False, PAPER)
 
 
 def test_identical_peers_have_no_direction(digits: OwnPopulation) -> None:

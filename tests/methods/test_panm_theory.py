@@ -40,6 +40,9 @@ def test_confidence_grows_and_is_a_probability(a: int, k: int, extra: int) -> No
 def test_models_received() -> None:
     assert models_received(4, 2, 100, 200, 10) == 1118
     assert models_received(4, 3, 100, 200, 10) == 1397
+    # 4 + 99 * 6 = 598 in stage one and 20 * 8 = 160 when matching count twice, 180 * 2 = 360 in gossip once
+    assert models_received(4, 2, 100, 200, 10, vectors=2) == 2 * (598 + 160) + 360 == 1876
+    assert models_received(4, 3, 100, 200, 10, vectors=2) == 2 * (697 + 160) + 540 == 2254
     assert models_received(10, 5, 0, 4, 2) == 2 * 20 + 2 * 5
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from coterie import fast, wire
 from coterie.data.own import OwnPopulation
@@ -18,16 +17,18 @@ from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.federation import Federation
 from coterie.methods import METHODS
+from coterie.methods.base import RoundMethod
 from coterie.methods.neighbourhood import quality
+from coterie.methods.network_state import Network
 from coterie.methods.panm import PANM
 from coterie.methods.peers import Answers, Inbox, PeerView, aggregate, answer_of, best, inbox_of
 from coterie.methods.similarity import by_direction, by_loss, directions, discriminating
-from coterie.methods.simulated import Network
+from coterie.methods.simulated import Simulated, in_simulator
 from coterie.run import run
 from coterie.states import Stack, row, stack
 from coterie.task import Task
 
-from ..tiny import cohort, largest_gap, made, one_weight, rows, small_net
+from ..tiny import TRAINING, cohort, largest_gap, made, one_weight, rows, small_net
 
 PEER_METHODS = ["gossip", "panm", "pens"]
 
@@ -227,7 +228,7 @@ def test_a_peer_that_hears_nobody_trains_alone(name: str, digits: OwnPopulation)
 
 
 def test_corrupt_models_are_refused_by_name_and_counted(digits: OwnPopulation) -> None:
-    method = made("panm")
+    method = Simulated(PANM(**TRAINING))
     task = Task(small_net, digits.shape, digits.classes, digits.normalise)
     fed = Simulator(method, task, digits, seed=1, faults=Faults(nan=0.4), options=EngineOptions(workers=1))
     state = method.init(fed)
@@ -243,18 +244,8 @@ def test_corrupt_models_are_refused_by_name_and_counted(digits: OwnPopulation) -
         assert largest_gap(row(after.model, place), row(state.model, place)) == 0
 
 
-def test_an_old_answer_is_the_model_before_training(digits: OwnPopulation) -> None:
-    """With every answer old, gossip in round 0 averages the own trained model with initial models."""
-    state = played("gossip", digits, 1, Faults(delay=1.0), k=2)
-    alone = run(made("local"), digits, small_net, rounds=1, seed=1)
-    place = state.rows(["c4"])[0]
-    for name, tensor in state.model.items():
-        expected = (alone.models["client-c4"][name] + 2 * state.origin[name]) / 3
-        assert torch.allclose(tensor[place], expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", PEER_METHODS)
-def test_idle_peers_answer_with_the_model_they_have(name: str, digits: OwnPopulation) -> None:
+def test_idle_peers_answer_too(name: str, digits: OwnPopulation) -> None:
     state = played(name, digits, 2, fraction=4)
     assert int((state.received > 0).sum()) <= 8
     assert int(state.received.max()) >= 5
@@ -299,7 +290,7 @@ def test_late_joiners_begin_at_the_beginning(name: str, topology: str, digits: O
 
 
 def test_a_method_without_server_needs_a_network(digits: OwnPopulation) -> None:
-    method = made("panm")
+    method = Simulated(PANM(**TRAINING))
     task = Task(small_net, digits.shape, digits.classes, digits.normalise)
     fed = Simulator(method, task, digits, seed=1, options=EngineOptions(workers=1))
     state = method.init(fed)
@@ -326,10 +317,12 @@ def test_one_peer_alone_is_refused() -> None:
         ("panm", {"tau": 0}, "tau must be at least 1"),
         ("panm", {"alpha": 1.5}, r"alpha must lie in \[0, 1\]"),
         ("panm", {"guard": -1.0}, "guard must be at least 0"),
+        ("panm", {"least_sigma": 2.0}, r"least_sigma must lie in \[0, 1\]"),
         ("panm", {"degree": 0}, "degree must be at least 1"),
         ("panm", {"bridges": -1}, "bridges must be at least 0"),
         ("panm", {"hearsay": -1}, "hearsay must be at least 0"),
         ("pens", {"t1": 0}, "t1 must be at least 1"),
+        ("pens", {"cutoff": -1}, "cutoff must be at least 0"),
         ("pens", {"l": 3, "k": 4}, "l must be at least k = 4"),
         ("gossip", {"epochs": 0}, "epochs must be at least 1"),
     ],
@@ -337,6 +330,32 @@ def test_one_peer_alone_is_refused() -> None:
 def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(CoterieError, match=text):
         METHODS[name](**settings)
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("grad", [9]), ("loss", [3, 3, 3])])
+def test_directions_are_measured_for_all_peers_at_once(
+    metric: str, expected: list[int], digits: OwnPopulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a round of the simulator: once where only the answers are looked at, else by each of three jobs."""
+    sizes: list[int] = []
+    measure = PANM.measure
+
+    def counted(method: PANM, c: Any, node: Any, inbox: Inbox) -> Any:
+        sizes.append(len(inbox.own))
+        return measure(method, c, node, inbox)
+
+    monkeypatch.setattr(PANM, "measure", counted)
+    run(made("panm", metric=metric), digits, small_net, rounds=1, seed=1, engine=EngineOptions(workers=1, lanes=3))
+    assert sizes == expected
+
+
+def test_a_peer_method_knows_nothing_of_those_who_run_it() -> None:
+    """One peer's view alone: neither rounds, checkpoints nor a federation are part of a peer-to-peer method."""
+    for name in PEER_METHODS:
+        assert not isinstance(made(name), RoundMethod)
+        driven = in_simulator(made(name))
+        assert (driven.name, driven.state_type) == (name, Network)
+        assert in_simulator(driven) is driven
 
 
 @pytest.mark.parametrize("name", PEER_METHODS)
@@ -350,12 +369,11 @@ def test_one_peer_at_a_time_is_the_network(name: str, digits: OwnPopulation) -> 
     nodes = {client: method.start(cohort(digits, task, [client])) for client in digits.ids}
     for number in range(4):
         alone = {client: cohort(digits, task, [client], number) for client in digits.ids}
-        trained = {c: method.train(alone[c], type_of_models(held[c])).models for c in digits.ids}
+        trained = {c: method.train(alone[c], held[c]) for c in digits.ids}
         sent = {peer_key(c): answer_of(trained[c], held[c], np.array([], dtype=np.int64), 0) for c in digits.ids}
         for client in digits.ids:
             view = PeerView((client,), number, 11, everyone)
-            wanted: Tensor = method.choose(nodes[client], view)
-            keys = members(wanted[0]).tolist()
+            keys = members(method.choose(nodes[client], view).keys[0]).tolist()
             box, refused = inbox_of(sent[peer_key(client)], keys, sent, task.template, known=8)
             assert not refused
             held[client], nodes[client], _ = method.update(alone[client], nodes[client], box)
@@ -365,15 +383,9 @@ def test_one_peer_at_a_time_is_the_network(name: str, digits: OwnPopulation) -> 
         assert sorted(near) == sorted(members(method.neighbours(method.unpack_node(network.node))[place]))
 
 
-def type_of_models(models_: Stack) -> Any:
-    from coterie.methods.base import Models
-
-    return Models(models_)
-
-
 def test_reports_show_the_neighbours(digits: OwnPopulation) -> None:
     result = run(made("panm"), digits, small_net, rounds=2, seed=1)
-    method: PANM = made("panm")  # type: ignore[assignment]
+    method = Simulated(PANM())
     kinds = [panel.kind for panel in method.panels(result.state, result.client_ids, result.truth)]
     assert kinds == ["lines", "heatmap", "histogram", "graph"]
     blind = [panel.kind for panel in method.panels(replace(result.state, history=()), result.client_ids, None)]

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from coterie.cohort import Cohort
 from coterie.data import build
 from coterie.engine.network import NOBODY, as_rows, members, peer_keys
 from coterie.methods.peers import Answers, Inbox, PeerView
@@ -40,6 +42,10 @@ def arrived(names: list[str], weights: list[float], known: int = 4) -> Inbox:
     return Inbox(pool, torch.zeros(1, dtype=torch.int64), keys, index, torch.tensor([known]))
 
 
+def selected(method: PENS, c: Cohort, before: Tally, inbox: Inbox) -> tuple[Tally, Tensor]:
+    return method.select(c, before, inbox, method.measure(c, before, inbox))
+
+
 def times_of(node: Tally) -> dict[int, int]:
     return dict(zip(members(node.seen[0]).tolist(), members(node.times[0]).tolist(), strict=True))
 
@@ -47,7 +53,7 @@ def times_of(node: Tally) -> dict[int, int]:
 def test_a_round_of_stage_one_by_hand() -> None:
     """Model w x with target 2 at 1: weights 2, 5, 1.5 have losses 0, 9, 0.25, so b and d are taken and counted."""
     c = cohort(rows(([1.0], [2])), Task(one_weight, (1,), 10, loss="mse"))
-    after, chosen = METHOD.select(c, tally(["b", "c"], [1, 1], 1, []), arrived(["b", "c", "d"], [2.0, 5.0, 1.5]))
+    after, chosen = selected(METHOD, c, tally(["b", "c"], [1, 1], 1, []), arrived(["b", "c", "d"], [2.0, 5.0, 1.5]))
     b, kept, d, _ = peer_keys(NAMES).tolist()
     assert chosen.tolist() == [[True, False, True]]
     assert times_of(after) == {b: 2, kept: 1, d: 1}
@@ -64,19 +70,29 @@ def test_thresholds_by_hand(threshold: str, known: int, expected: int) -> None:
     c = cohort(rows(([1.0], [2])), Task(one_weight, (1,), 10, loss="mse"))
     method = replace(METHOD, threshold=threshold)  # type: ignore[arg-type]
     before = tally(["b", "c", "d"], [2, 1, 1], 2, [])
-    after, _ = method.select(c, before, arrived(["b", "c"], [2.0, 2.0], known))
+    after, _ = selected(method, c, before, arrived(["b", "c"], [2.0, 2.0], known))
     assert len(members(after.neighbours[0])) == expected
+
+
+@pytest.mark.parametrize(("cutoff", "expected"), [(1, 3), (2, 2), (3, 1), (4, 0)])
+def test_the_cutoff_can_be_a_number(cutoff: int, expected: int) -> None:
+    """b, c, d stand at 3, 2, 1, whatever rule `threshold` names."""
+    c = cohort(rows(([1.0], [2])), Task(one_weight, (1,), 10, loss="mse"))
+    for threshold in ("pens", "panm"):
+        method = replace(METHOD, threshold=threshold, cutoff=cutoff)
+        after, _ = selected(method, c, tally(["b", "c", "d"], [2, 1, 1], 2, []), arrived(["b", "c"], [2.0, 2.0]))
+        assert len(members(after.neighbours[0])) == expected
 
 
 def test_stage_two_gossips_with_neighbours_or_with_anyone() -> None:
     view = PeerView(("a",), 5, 0, np.sort(peer_keys(["a", *NAMES])))
     near = METHOD.choose(tally([], [], 3, ["b", "c", "e"]), view)
-    assert set(members(near[0]).tolist()) < set(peer_keys(["b", "c", "e"]).tolist())
-    assert len(members(near[0])) == 2
-    assert len(members(METHOD.choose(tally([], [], 3, []), view)[0])) == 2
-    assert len(members(METHOD.choose(tally([], [], 0, []), view)[0])) == 3
+    assert set(members(near.keys[0]).tolist()) < set(peer_keys(["b", "c", "e"]).tolist())
+    assert len(members(near.keys[0])) == 2
+    assert len(members(METHOD.choose(tally([], [], 3, []), view).keys[0])) == 2
+    assert len(members(METHOD.choose(tally([], [], 0, []), view).keys[0])) == 3
     c = cohort(rows(([1.0], [2])), Task(one_weight, (1,), 10, loss="mse"))
-    after, chosen = METHOD.select(c, tally(["b"], [3], 3, ["b"]), arrived(["b"], [9.0]))
+    after, chosen = selected(METHOD, c, tally(["b"], [3], 3, ["b"]), arrived(["b"], [9.0]))
     assert chosen.all()
     assert times_of(after) == {int(peer_keys(["b"])[0]): 3}
 

@@ -1,10 +1,12 @@
-"""Hard EM for two Gaussians: which of the measured similarities belong to the own group (PANM, section 3.2.3).
+"""Hard EM for two Gaussians: which of the measured similarities belong to the peer's group (PANM, section 3.2.3).
 
 The paper's initialisation of gamma has its two components swapped; here the known neighbours start as "same", the
-candidates as "other", and what ends with the larger mean is "same".
+candidates as "other", and what ends with the larger mean is "same". `Rules` holds what is ours; `PAPER` has none of it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,25 +15,40 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 _ITERATIONS = 100
 _LEAST_SIGMA = 1e-4
-_LEAST_SHARE_OF_RANGE = 1e-3
 
 
-def same_group(y: Floats, valid: Bools, known: Bools, *, guard: float = 0.0) -> Bools:
+@dataclass(frozen=True)
+class Rules:
+    """What we add to the paper's EM."""
+
+    guard: float = 0.0
+    """The list changes only where the means are more than this many (sigma_0 + sigma_1) apart; 0: always."""
+    monotone: bool = False
+    """A similarity above the larger mean is "same" and one below the smaller is "other", whatever the variances."""
+    least_sigma: float = 0.0
+    """No deviation is less than this share of the range of a row's similarities, or than 1e-4; 0: no floor."""
+
+
+PAPER = Rules()
+
+
+def same_group(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> Bools:
     """Which similarities y [C, m] belong to the component with the larger mean, row by row.
 
     `valid` says which entries count, `known` which of them are of present neighbours. Degenerate rows: without
     candidates, or if "same" empties, the known ones stay; if "other" empties, or all similarities are equal, all are
-    accepted. A similarity above the larger mean is "same" and one below the smaller is "other", whatever the variances.
-    With `guard` c > 0 nobody known is dropped unless the means are more than c (sigma_0 + sigma_1) apart: a fit of two
-    components to a single group would otherwise throw half of it out.
+    accepted. With a guard, a row whose components are not far enough apart keeps the known ones and takes in nobody:
+    two components fitted to a single group would throw half of it out, and two groups that overlap would mix.
     """
     known = known & valid
     numbers = np.where(valid, y, 0.0)
     spread = np.where(valid, y, -np.inf).max(1, initial=-np.inf) - np.where(valid, y, np.inf).min(1, initial=np.inf)
-    floor = np.maximum(_LEAST_SIGMA, _LEAST_SHARE_OF_RANGE * np.where(np.isfinite(spread), spread, 0.0))
+    floor = np.zeros(len(y))
+    if rules.least_sigma > 0:
+        floor = np.maximum(_LEAST_SIGMA, rules.least_sigma * np.where(np.isfinite(spread), spread, 0.0))
     same = known.copy()
     for _ in range(_ITERATIONS):
-        moved = _assigned(numbers, valid, same, floor)
+        moved = _assigned(numbers, valid, same, floor, rules.monotone)
         if (moved == same).all():
             break
         same = moved
@@ -40,9 +57,9 @@ def same_group(y: Floats, valid: Bools, known: Bools, *, guard: float = 0.0) -> 
     both = has_same & has_other
     swapped = both & (means[1] > means[0])
     same = np.where(swapped[:, None], valid & ~same, same)
-    apart = np.abs(means[0] - means[1]) > guard * (sigmas[0] + sigmas[1])
-    if guard > 0:
-        same = np.where((both & ~apart)[:, None], same | known, same)
+    if rules.guard > 0:
+        close = np.abs(means[0] - means[1]) <= rules.guard * (sigmas[0] + sigmas[1])
+        same = np.where((both & close)[:, None], known, same)
     same = np.where((~has_same)[:, None], known, same)
     same = np.where(_any(valid & ~known)[:, None], same, known)
     equal = (spread <= 0) & _any(known)
@@ -70,18 +87,25 @@ def _estimates(y: Floats, valid: Bools, same: Bools, floor: Floats) -> tuple[lis
     return means, sigmas, shares
 
 
-def _assigned(y: Floats, valid: Bools, same: Bools, floor: Floats) -> Bools:
+def _assigned(y: Floats, valid: Bools, same: Bools, floor: Floats, monotone: bool) -> Bools:
     """Every similarity to the likelier component (the paper's M-step); rows with one component stay as they are."""
     means, sigmas, shares = _estimates(y, valid, same, floor)
-    scores = []
-    for mean, sigma, share in zip(means, sigmas, shares, strict=True):
-        with np.errstate(divide="ignore"):
-            prior = np.log(share / sigma)
-        scores.append(prior[:, None] - (y - mean[:, None]) ** 2 / (2 * sigma[:, None] ** 2))
+    scores = [_log_density(y, *component) for component in zip(means, sigmas, shares, strict=True)]
     likelier = scores[0] > scores[1]
-    low, high = np.minimum(*means)[:, None], np.maximum(*means)[:, None]
-    first_is_high = (means[0] >= means[1])[:, None]
-    likelier = np.where(y >= high, first_is_high, np.where(y <= low, ~first_is_high, likelier))
+    if monotone:
+        low, high = np.minimum(*means)[:, None], np.maximum(*means)[:, None]
+        first_is_high = (means[0] >= means[1])[:, None]
+        likelier = np.where(y >= high, first_is_high, np.where(y <= low, ~first_is_high, likelier))
     alone = (shares[0] == 0) | (shares[1] == 0)
     moved: Bools = np.where(alone[:, None], same, likelier) & valid
     return moved
+
+
+def _log_density(y: Floats, mean: Floats, sigma: Floats, share: Floats) -> Floats:
+    """log(beta phi(y)) without its constant; a component without width holds what lies at its mean and nothing else."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        prior = np.log(share / sigma)
+        score = prior[:, None] - (y - mean[:, None]) ** 2 / (2 * sigma[:, None] ** 2)
+    point = np.where(y == mean[:, None], np.inf, -np.inf)
+    density: Floats = np.where((sigma > 0)[:, None], score, point)
+    return density

@@ -13,7 +13,7 @@ from coterie import wire
 from coterie.cohort import Cohort, Memory
 from coterie.data.samples import ClientId, Population
 from coterie.errors import CoterieError
-from coterie.methods.base import ServerMethod
+from coterie.methods.base import RoundMethod
 from coterie.task import Task
 from coterie.threads import one_thread
 
@@ -22,7 +22,7 @@ from coterie.threads import one_thread
 class Setting:
     """What every worker knows from the start."""
 
-    method: ServerMethod[Any]
+    method: RoundMethod[Any]
     task: Task
     population: Population
     seed: int

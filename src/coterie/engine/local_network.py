@@ -24,7 +24,8 @@ from coterie.experiment import defaults_of, population_of
 from coterie.folder import METRICS, RunFolder, read_metrics
 from coterie.interrupts import pause
 from coterie.kind import Kind
-from coterie.methods.simulated import SimulatedPeers, edges_of
+from coterie.methods.network_state import edges_of
+from coterie.methods.peers import PeerMethod
 from coterie.report.html import write_run_report
 from coterie.rounds import Result
 
@@ -185,7 +186,7 @@ def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId]) ->
 def _communities(config: RunConfig, path: Path, names: Sequence[ClientId]) -> list[int] | None:
     """Who takes whom for its like, seen from outside."""
     method = config.build_method(defaults_of(config))
-    if not isinstance(method, SimulatedPeers) or not method.finds_groups:
+    if not isinstance(method, PeerMethod) or not method.finds_groups:
         return None
     lists = []
     for name in names:

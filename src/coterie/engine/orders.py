@@ -11,6 +11,7 @@ import torch
 
 from coterie import wire
 from coterie.data.samples import Normalise
+from coterie.errors import CoterieError
 from coterie.experiment import builder_named
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
@@ -42,7 +43,10 @@ class Agreement:
 
     def build_method(self) -> ServerMethod[Any]:
         """The method with the settings of this run."""
-        return from_settings(method_named(self.method), json.loads(self.settings), self.method)
+        method = from_settings(method_named(self.method), json.loads(self.settings), self.method)
+        if not isinstance(method, ServerMethod):
+            raise CoterieError(f"{self.method} has no server; run it between peers: coterie peer --config ...")
+        return method
 
     def build_task(self) -> Task:
         """What is learnt, before the method has its say in it (`ServerMethod.task`)."""

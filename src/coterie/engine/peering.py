@@ -16,7 +16,7 @@ from coterie.engine.agreement import agree, subject_of
 from coterie.engine.device import Device, client_data
 from coterie.engine.faults import Faults
 from coterie.engine.orders import Agreement, from_text, to_text
-from coterie.engine.peers import OnePeer, Pace, PeerFederation
+from coterie.engine.peers import Deployed, Pace, PeerFederation
 from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
 from coterie.experiment import defaults_of
@@ -87,7 +87,7 @@ def run_peer(
         )
         return run_with(
             fed,
-            OnePeer(method=wanted, swarm=swarm, pace=options.pace, note=watcher.note),
+            Deployed(wanted, swarm, pace=options.pace, note=watcher.note),
             folder,
             rounds=config.rounds,
             view=watcher,
@@ -115,7 +115,7 @@ def peer_method(config: RunConfig) -> PeerMethod[object]:
         raise CoterieError(f"{config.method} needs a server; run it with coterie serve and coterie join.")
     if method.needs_truth:
         raise CoterieError("Nobody knows the true groups of real peers; choose partners = random or fixed.")
-    if getattr(method, "topology", "full") != "full" or method.__dict__.get("fraction", 1.0) != 1.0:
+    if method.topology != "full" or method.fraction != 1.0:
         raise CoterieError("topology and fraction shape a simulated network; leave them out between real peers.")
     return method
 

@@ -23,7 +23,7 @@ from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
 from coterie.federation import Engine, Failure, Federation, Ledger, Question, Replies
 from coterie.interrupts import pause
-from coterie.methods.base import Assessment, Log, Models, ServerMethod
+from coterie.methods.base import Assessment, Log, RoundMethod
 from coterie.methods.peers import Answers, PeerMethod, PeerView, inbox_of, pack_node
 from coterie.states import Stack, State, row, spread
 from coterie.task import Task
@@ -53,19 +53,20 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class OnePeer(ServerMethod[PeerState]):
-    """A peer-to-peer method as this peer runs it, in the shape that the loop over rounds drives."""
+class Deployed(RoundMethod[PeerState]):
+    """A peer-to-peer method as this real peer runs it, in the shape that the loop over rounds drives."""
 
-    method: PeerMethod[Any] = field(kw_only=True)
-    swarm: Swarm = field(kw_only=True)
+    method: PeerMethod[Any]
+    swarm: Swarm
     pace: Pace = field(default_factory=Pace)
     note: Callable[[str], None] = field(default=lambda _: None)
 
     state_type: ClassVar[type[PeerState]] = PeerState
 
-    def __post_init__(self) -> None:
-        # the settings are those of the method inside; only the name is shown
-        object.__setattr__(self, "name", self.method.name)
+    @property
+    def name(self) -> str:
+        """The method's."""
+        return self.method.name
 
     def init(self, fed: Federation) -> PeerState:
         """The common initial model and a fresh node."""
@@ -78,7 +79,7 @@ class OnePeer(ServerMethod[PeerState]):
         if self.pace.lock_step and max(swarm.progress().values(), default=-1) > fed.round:
             swarm.announce(fed.round)
             return state, {"skipped": 1}
-        trained = method.train(c, Models(state.model)).models
+        trained = method.train(c, state.model)
         heard = torch.empty(1, 0, dtype=torch.int64)
         both = {told: Answers(trained, state.model if told else None, heard) for told in (False, True)}
         encoded = {told: wire.encode(_alone(answer)) for told, answer in both.items()}
@@ -87,12 +88,12 @@ class OnePeer(ServerMethod[PeerState]):
         names = {peer_key(name): name for name in others}
         view = PeerView((c.ids[0],), fed.round, fed.seed, np.sort(peer_keys([*others, c.ids[0]])))
         node = method.unpack_node(state.node)
-        wanted = method.choose(node, view)
-        start = bool(method.wants_start(node, wanted).any())
-        asked = [key for key in members(wanted[0]).tolist() if key in names]
+        request = method.choose(node, view)
+        start = bool(request.starts.any())
+        asked = [key for key in members(request.keys[0]).tolist() if key in names]
         came = swarm.fetch(fed.round, [names[key] for key in asked], start=start, seconds=self.pace.seconds)
         answers = self._opened(fed, names, asked, came)
-        keys = [int(key) for key in wanted[0].tolist()]
+        keys = [int(key) for key in request.keys[0].tolist()]
         inbox, refused = inbox_of(both[start], keys, answers, fed.task.template, len(others))
         for key, failure in refused.items():
             fed.refuse(names[key], failure.reason)
@@ -147,17 +148,17 @@ class OnePeer(ServerMethod[PeerState]):
         return answers
 
     def model_for(self, state: PeerState, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """The own model."""
+        """This peer's model."""
         return state.model, [0] * len(ids)
 
     def assess(self, state: PeerState, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
-        """The own model on the own test part."""
+        """This peer's model on its own test part."""
         c = _cohort(fed)
         scores = evaluate(c, state.model)
         return Replies(c.ids, Assessment(scores.correct, scores.loss, scores.count, torch.full((1,), -1)))
 
     def models(self, state: PeerState) -> Mapping[str, State]:
-        """The own model."""
+        """This peer's model."""
         return {f"client-{self.swarm.name}": row(state.model, 0)}
 
 

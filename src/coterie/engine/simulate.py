@@ -23,7 +23,7 @@ from coterie.engine.network import carry
 from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
 from coterie.errors import CoterieError
 from coterie.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
-from coterie.methods.base import ServerMethod
+from coterie.methods.base import RoundMethod
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -50,7 +50,7 @@ class Simulator(Engine):
 
     def __init__(
         self,
-        method: ServerMethod[Any],
+        method: RoundMethod[Any],
         task: Task,
         population: Population,
         *,
@@ -240,6 +240,11 @@ class Simulator(Engine):
     def note(self, text: str) -> None:
         """Tell whoever watches the run."""
         self._note(text)
+
+    @property
+    def delays(self) -> bool:
+        """Whether an answer between peers can be old."""
+        return self._faults.delay > 0
 
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""

@@ -20,10 +20,14 @@ from coterie.methods.local import Local
 from coterie.methods.md_icfl import MDICFL
 from coterie.methods.oracle import Oracle
 from coterie.methods.panm import PANM
+from coterie.methods.peers import PeerMethod
 from coterie.methods.pens import PENS
 from coterie.methods.scaffold import Scaffold
 
-METHODS: dict[str, type[ServerMethod[Any]]] = {
+Method = ServerMethod[Any] | PeerMethod[Any]
+"""What a run is about: a method with a server, or one of peers."""
+
+METHODS: dict[str, type[Method]] = {
     kind.name: kind
     for kind in (
         Local,
@@ -46,7 +50,7 @@ METHODS: dict[str, type[ServerMethod[Any]]] = {
 }
 
 
-def method_named(name: str) -> type[ServerMethod[Any]]:
+def method_named(name: str) -> type[Method]:
     """The class of a method, by its name on the command line."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)

@@ -65,8 +65,6 @@ class LocalTraining:
     name: ClassVar[str]
     paper: ClassVar[str]
     summary: ClassVar[str]
-    serves_newcomers: ClassVar[bool] = True
-    """Whether there is a trained model for a client that has never taken part."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings that belong together, by name: `preset=NAME` on the command line and in TOML."""
 
@@ -106,20 +104,20 @@ class LocalTraining:
         )
 
 
-@dataclass(frozen=True)
-class ServerMethod(LocalTraining, ABC, Generic[S]):
-    """A method with a server. Its fields are its settings: the same names in Python, in TOML and on the command line.
+class RoundMethod(ABC, Generic[S]):
+    """What the loop over rounds drives: a method with a server, or a peer-to-peer method in one of its adapters.
 
-    Subclasses are frozen dataclasses. `S`, the state between rounds, is a frozen dataclass too and is the checkpoint.
+    `S`, the state between rounds, is a frozen dataclass and is the checkpoint.
     """
 
-    fraction: float = field(default=1.0, metadata={"help": "clients per round: a fraction (<= 1) or a number (> 1)"})
-
     state_type: ClassVar[type[Any]]
+    serves_newcomers: ClassVar[bool] = True
+    """Whether there is a trained model for a client that has never taken part."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.fraction > 0, "fraction", "be above 0")
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The method's name on the command line and in checkpoints."""
 
     def task(self, task: Task) -> Task:
         """The task this method really trains; a method that changes the network wraps it here."""
@@ -163,3 +161,17 @@ class ServerMethod(LocalTraining, ABC, Generic[S]):
     def panels(self, state: S, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Pictures of this method for the report."""
         return []
+
+
+@dataclass(frozen=True)
+class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
+    """A method with a server. Its fields are its settings: the same names in Python, in TOML and on the command line.
+
+    Subclasses are frozen dataclasses.
+    """
+
+    fraction: float = field(default=1.0, metadata={"help": "clients per round: a fraction (<= 1) or a number (> 1)"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.fraction > 0, "fraction", "be above 0")

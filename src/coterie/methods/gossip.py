@@ -1,4 +1,4 @@
-"""Gossip: every peer averages with k others, drawn at random, fixed for ever, or of its true group (the ceiling)."""
+"""Gossip: every peer averages with k others, drawn at random, fixed, or of its true group (the ceiling)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from coterie.cohort import Cohort
 from coterie.engine.network import NOBODY, as_rows, members
-from coterie.methods.peers import Inbox, PeerView, renewed
-from coterie.methods.simulated import SimulatedPeers
+from coterie.methods.peers import Inbox, PeerMethod, PeerView, Request, renewed
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Partners:
 
 
 @dataclass(frozen=True)
-class Gossip(SimulatedPeers[Partners]):
+class Gossip(PeerMethod[Partners]):
     """The baselines Random, FixTopology and Oracle of the PANM paper."""
 
     partners: Literal["random", "fixed", "oracle"] = field(
@@ -41,10 +40,10 @@ class Gossip(SimulatedPeers[Partners]):
         return self.partners == "oracle"
 
     def start(self, c: Cohort) -> Partners:
-        """Nobody has asked anybody yet."""
+        """No partners yet."""
         return Partners(torch.full((len(c), self.k), NOBODY, dtype=torch.int64))
 
-    def choose(self, node: Partners, view: PeerView) -> Tensor:
+    def choose(self, node: Partners, view: PeerView) -> Request:
         """k others; a fixed partner that is away is not replaced."""
         wanted = []
         for peer in range(len(view)):
@@ -55,9 +54,9 @@ class Gossip(SimulatedPeers[Partners]):
                 wanted.append(view.draw(peer, self.k, among=view.sees(peer, view.allies[peer])))
             else:
                 wanted.append(view.draw(peer, self.k))
-        return as_rows(wanted, self.k)
+        return Request.models(as_rows(wanted, self.k))
 
-    def select(self, c: Cohort, node: Partners, inbox: Inbox) -> tuple[Partners, Tensor]:
+    def select(self, c: Cohort, node: Partners, inbox: Inbox, similarity: Tensor) -> tuple[Partners, Tensor]:
         """Everything that came is aggregated."""
         none = (node.partners == NOBODY).all(1, keepdim=True)
         fresh = none if self.partners == "fixed" else torch.ones_like(none)

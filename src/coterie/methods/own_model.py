@@ -37,7 +37,7 @@ class OwnModelMethod(ServerMethod[B], Generic[B]):
 
     @on_client
     def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:
-        """On the client: the own model on the own test part."""
+        """On the client: its own model on its own test part."""
         scores = evaluate(c, self.own(c))
         return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
 

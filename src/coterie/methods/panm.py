@@ -4,21 +4,18 @@ Federated Learning with Adaptive Neighbor Matching")."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clustering.em import same_group
+from coterie.clustering.em import Rules, same_group
 from coterie.cohort import Cohort
 from coterie.engine.network import NOBODY, Keys, as_rows, draw, members
-from coterie.methods.peers import Inbox, PeerView, best, only, renewed
-from coterie.methods.similarity import LossScore, by_direction, by_loss, directions
-from coterie.methods.simulated import SimulatedPeers
-from coterie.states import State
-from coterie.task import Task
+from coterie.methods.peers import Inbox, PeerMethod, PeerView, Request, best, only, renewed
+from coterie.methods.similarity import LossScore, by_direction, by_loss
 
 Stage = Literal["initialise", "match", "gossip"]
 
@@ -34,10 +31,10 @@ class Matching:
 
 
 @dataclass(frozen=True)
-class PANM(SimulatedPeers[Matching]):
+class PANM(PeerMethod[Matching]):
     """Algorithm 1. Stage one, t1 rounds: the k most similar of l random peers and the last neighbours (confident
     neighbour initialisation, eq. 8). Stage two: gossip with k of the neighbours; every tau rounds the list is matched
-    anew by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
+    again by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
 
     A peer counts its own rounds, so that one that joins late goes through stage one too.
     """
@@ -45,7 +42,8 @@ class PANM(SimulatedPeers[Matching]):
     t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
     tau: int = field(default=2, metadata={"help": "in stage two neighbours are matched every tau rounds"})
     metric: Literal["grad", "loss"] = field(
-        default="grad", metadata={"help": "similarity by directions of learning (grad) or by loss on the own data"}
+        default="grad",
+        metadata={"help": "similarity by directions of learning (grad) or by loss on the peer's own data"},
     )
     alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
     weigh: Literal["fixed", "fisher", "late"] = field(
@@ -60,7 +58,17 @@ class PANM(SimulatedPeers[Matching]):
     )
     guard: float = field(
         default=1.5,
-        metadata={"help": "drop neighbours only if the groups' means are this many deviations apart; 0: always"},
+        metadata={
+            "help": "a matching changes the list only if the groups' means are this many deviations apart; 0: always"
+        },
+    )
+    monotone: bool = field(
+        default=True,
+        metadata={"help": "a similarity above the larger mean always matches, one below the smaller never"},
+    )
+    least_sigma: float = field(
+        default=1e-3,
+        metadata={"help": "least deviation of a group in the matching, as a share of the similarities' range; 0: none"},
     )
     fill: bool = field(
         default=True, metadata={"help": "with fewer than l neighbours, match with more candidates: 2 l models in all"}
@@ -70,7 +78,9 @@ class PANM(SimulatedPeers[Matching]):
     paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
     summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
     node_type: ClassVar[type[Matching]] = Matching
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"weigh": "fixed", "guard": 0.0, "fill": False}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"weigh": "fixed", "guard": 0.0, "monotone": False, "least_sigma": 0.0, "fill": False}
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,22 +88,19 @@ class PANM(SimulatedPeers[Matching]):
         self._require(self.tau >= 1, "tau", "be at least 1")
         self._require(0 <= self.alpha <= 1, "alpha", "lie in [0, 1]")
         self._require(self.guard >= 0, "guard", "be at least 0")
+        self._require(0 <= self.least_sigma <= 1, "least_sigma", "lie in [0, 1]")
 
     def start(self, c: Cohort) -> Matching:
         """No neighbours yet: N_i is empty."""
         none = torch.empty(len(c), 0, dtype=torch.int64)
         return Matching(none, torch.zeros(len(c), dtype=torch.int64), none, none.double())
 
-    def wants_start(self, node: Matching, wanted: Tensor) -> Tensor:
-        """The change of a model is needed wherever its direction is measured."""
-        return self._measuring(node, wanted) & (self.metric == "grad" and self.alpha > 0)
-
     def _measuring(self, node: Matching, keys: Tensor) -> Tensor:
-        """Who measures similarities this round, [C]: in stage one, when matching, and whoever asks a stranger."""
+        """Who measures similarities this round, [C]: in stage one, when matching, and when a stranger is asked."""
         stranger = (keys != NOBODY) & ~_listed(keys, node.neighbours)
         return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0)
 
-    def choose(self, node: Matching, view: PeerView) -> Tensor:
+    def choose(self, node: Matching, view: PeerView) -> Request:
         """Stage one: N and l others. Matching: l of N and l others. Gossip: k of N."""
         wanted = []
         for peer, age in enumerate(node.age.tolist()):
@@ -110,7 +117,9 @@ class PANM(SimulatedPeers[Matching]):
                 known = near
             others_of = view.draw(peer, others, without=members(node.neighbours[peer]))
             wanted.append(np.concatenate([np.sort(known), others_of]))
-        return as_rows(wanted)
+        keys = as_rows(wanted)
+        # the change of a model is needed wherever its direction is measured
+        return Request(keys, self._measuring(node, keys) & (self.metric == "grad" and self.alpha > 0))
 
     def stage(self, age: int, near: Sequence[int] | Keys) -> Stage:
         """What a peer does in its round number `age` (from 0); one without neighbours in reach looks for new ones."""
@@ -118,14 +127,25 @@ class PANM(SimulatedPeers[Matching]):
             return "initialise"
         return "match" if (age + 1) % self.tau == 0 else "gossip"
 
-    def select(self, c: Cohort, node: Matching, inbox: Inbox) -> tuple[Matching, Tensor]:
-        """Measure where others than neighbours were asked; renew the list; say whom to aggregate."""
+    @property
+    def measures_data(self) -> bool:
+        """Only the loss is that on the peer's own data."""
+        return self.metric == "loss"
+
+    def measure(self, c: Cohort, node: Matching, inbox: Inbox) -> Tensor:
+        """Equations 3 and 6, where others than neighbours were asked."""
+        asked = only(inbox, self._measuring(node, inbox.keys))
+        if self.metric == "loss":
+            return by_loss(c, asked, self.loss_score)
+        return by_direction(c, asked, self.alpha, self._compared(node, _listed(inbox.keys, node.neighbours)))
+
+    def select(self, c: Cohort, node: Matching, inbox: Inbox, similarity: Tensor) -> tuple[Matching, Tensor]:
+        """Renew the list where similarities were measured, and say whom to aggregate."""
         known = _listed(inbox.keys, node.neighbours)
         measuring = self._measuring(node, inbox.keys)
-        similarity = self.similarity(c, node, only(inbox, measuring), known)
         top = best(similarity, inbox.keys, inbox.mask, self.k)
         initialise = measuring & ((node.age < self.t1) | ~known.any(1))
-        matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), guard=self.guard))
+        matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), self._rules))
         lists, chosen = [], torch.zeros_like(inbox.mask)
         for peer in range(len(c)):
             old, keys, came = members(node.neighbours[peer]), inbox.keys[peer].numpy(), inbox.mask[peer].numpy()
@@ -147,22 +167,8 @@ class PANM(SimulatedPeers[Matching]):
             similarity=renewed(measuring[:, None], similarity, node.similarity),
         ), chosen
 
-    def survey(self, task: Task, origin: State, node: Matching, inbox: Inbox) -> Inbox:
-        """Directions of all peers at once: every model is then read once."""
-        if self.metric == "loss":
-            return inbox
-        measuring = only(inbox, self._measuring(node, inbox.keys))
-        known = _listed(inbox.keys, node.neighbours)
-        return replace(inbox, similarity=directions(task, origin, measuring, self.alpha, self._compared(node, known)))
-
-    def similarity(self, c: Cohort, node: Matching, inbox: Inbox, known: Tensor) -> Tensor:
-        """How like each sender is, [C, m]; 0 where nothing came."""
-        if self.metric == "loss":
-            return by_loss(c, inbox, self.loss_score)
-        return by_direction(c, inbox, self.alpha, self._compared(node, known))
-
     def _compared(self, node: Matching, known: Tensor) -> Tensor | None:
-        """The neighbours by whom alpha is weighed anew; None: alpha is fixed, as in the paper.
+        """The neighbours by whom alpha is weighed; None: alpha is fixed, as in the paper.
 
         "late": none in stage one, where the noise of theta1 has its use: by theta2 alone, who was averaged once stays
         the most similar for good, and a group falls into cliques.
@@ -170,6 +176,10 @@ class PANM(SimulatedPeers[Matching]):
         if self.weigh == "fixed":
             return None
         return known & (node.age >= self.t1)[:, None] if self.weigh == "late" else known
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self.guard, self.monotone, self.least_sigma)
 
     def _confident(self, old: Keys, top: Keys) -> Keys:
         """The k most similar; where fewer came, silent old neighbours fill the list."""

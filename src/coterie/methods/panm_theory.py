@@ -40,7 +40,7 @@ def simulated_confidence(n: int, a: int, l: int, k: int, rounds: int, *, trials:
             others = np.setdiff1d(np.arange(n - 1), neighbours)
             candidates = generator.choice(others, min(l, len(others)), replace=False).tolist()
             met = [*neighbours, *candidates]
-            neighbours = sorted(met, key=lambda peer: peer >= a - 1)[:k]  # peers below a - 1 are of the own group
+            neighbours = sorted(met, key=lambda peer: peer >= a - 1)[:k]  # peers below a - 1 are of its group
             pure[number] += all(peer < a - 1 for peer in neighbours)
     return [float(share) for share in pure / trials]
 
@@ -50,10 +50,12 @@ def _check(n: int, a: int, l: int, k: int) -> None:  # noqa: E741
         raise CoterieError(f"Theorem 1 needs 1 <= a <= n and 1 <= k <= l < n, not n = {n}, a = {a}, l = {l}, k = {k}.")
 
 
-def models_received(l: int, k: int, t1: int, t2: int, tau: int) -> int:  # noqa: E741
+def models_received(l: int, k: int, t1: int, t2: int, tau: int, *, vectors: int = 1) -> int:  # noqa: E741
     """How many models a peer receives in t1 + t2 rounds, as Table 6 counts them.
 
-    Stage one: l, then l + k a round. Stage two: 2 l when matching, every tau-th round, else k.
+    Stage one: l, then l + k a round. Stage two: 2 l when matching, every tau-th round, else k. Where similarities are
+    measured an answer holds `vectors` models: Table 6 counts 1, but PANMGrad needs 2 (the trained model and its start).
     """
     matchings = (t1 + t2) // tau - t1 // tau
-    return (l + (t1 - 1) * (l + k) if t1 else 0) + matchings * 2 * l + (t2 - matchings) * k
+    measured = (l + (t1 - 1) * (l + k) if t1 else 0) + matchings * 2 * l
+    return vectors * measured + (t2 - matchings) * k

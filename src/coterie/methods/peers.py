@@ -1,8 +1,9 @@
 """What peer-to-peer methods are made of: no server, every peer asks some others for their models and learns from them.
 
-A method says whom a peer asks (`choose`) and which of the answers it aggregates (`select`). Both see nothing but the
-peer's own node, what it knows of the network (`PeerView`) and what arrived (`Inbox`), always with a leading axis of
-peers: the whole network in the simulator, one on a real peer. Peers are named by keys (see `engine.network`).
+A method says whom a peer asks (`choose`), how like it takes those who answered to be (`measure`), and which of the
+answers it aggregates (`select`). It sees nothing but the peer's own node, what it knows of the network (`PeerView`) and
+what arrived (`Inbox`), always with a leading axis of peers. Two adapters run it: `Simulated` all peers in one machine,
+`Deployed` one real peer. Peers are named by keys (see `engine.network`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from torch import Tensor
 from coterie import fast, wire
 from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
-from coterie.engine.network import NOBODY, Keys, draw, peer_key
-from coterie.federation import Failure, check_reply, largest_norm, on_client
+from coterie.engine.network import NOBODY, Keys, Topology, draw, peer_key
+from coterie.federation import Failure, check_reply, largest_norm
 from coterie.kernel.library import Library
-from coterie.methods.base import LocalTraining, Models
+from coterie.methods.base import LocalTraining
 from coterie.rng import rng
 from coterie.states import Stack, State, bag_means, concat
-from coterie.task import Task
 
 N = TypeVar("N")
 
@@ -45,7 +45,7 @@ class Inbox:
     """What arrived at each of C peers: row `index` of the pool of distinct answers came from peer `keys`.
 
     `index` is -1 where nobody answered. `own` is the peer's own answer, what it would send itself. `known` is how many
-    others the peer knows. `similarity` [C, m] is what the simulator has measured for all peers at once.
+    others the peer knows.
     """
 
     pool: Answers
@@ -53,7 +53,6 @@ class Inbox:
     keys: Tensor
     index: Tensor
     known: Tensor
-    similarity: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -98,53 +97,67 @@ class PeerView:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """The simulator's message to peers: what arrived, and their own nodes."""
+class Request:
+    """What peers ask for in a round: the answers of those in `keys` [C, m], and whether these shall tell also where
+    the local training began, `starts` [C]."""
 
-    inbox: Inbox
-    node: dict[str, Tensor]
+    keys: Tensor
+    starts: Tensor
 
-
-@dataclass(frozen=True)
-class Met:
-    """What a peer makes of its answers: its node after the round, and which models it aggregates."""
-
-    node: dict[str, Tensor]
-    chosen: Tensor
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """Nodes as they are carried: tensors by their path."""
-
-    node: dict[str, Tensor]
+    @classmethod
+    def models(cls, keys: Tensor) -> Request:
+        """Trained models alone."""
+        return cls(keys, torch.zeros(len(keys), dtype=torch.bool))
 
 
 @dataclass(frozen=True)
 class PeerMethod(LocalTraining, ABC, Generic[N]):
     """A peer-to-peer method as one peer runs it. `N`, the node, is a frozen dataclass of tensors [C, ...]: what a peer
-    keeps between rounds beside its model."""
+    keeps between rounds beside its model. Like every method's, its fields are its settings; `fraction` and those from
+    `topology` on shape a simulated network, and between real peers they stay as they are."""
 
+    fraction: float = field(default=1.0, metadata={"help": "clients per round: a fraction (<= 1) or a number (> 1)"})
     l: int = field(default=10, metadata={"help": "candidates a peer asks in a round (l)"})  # noqa: E741
     k: int = field(default=5, metadata={"help": "models a peer aggregates with its own (k)"})
+    topology: Topology = field(
+        default="full", metadata={"help": "whom a peer can reach at the start: full, random, ring or islands"}
+    )
+    degree: int = field(default=10, metadata={"help": "how many others a peer knows at the start, unless full"})
+    bridges: int = field(default=2, metadata={"help": "links from each island to the next (topology islands)"})
+    hearsay: int = field(default=0, metadata={"help": "peers that an answer tells the asker about, unless full"})
 
     node_type: ClassVar[type[Any]]
+    finds_groups: ClassVar[bool] = True
+    """Whether the neighbours say who is like whom."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require(self.fraction > 0, "fraction", "be above 0")
         self._require(self.l >= 1, "l", "be at least 1")
         self._require(self.k >= 1, "k", "be at least 1")
+        self._require(self.degree >= 1, "degree", "be at least 1")
+        self._require(self.bridges >= 0, "bridges", "be at least 0")
+        self._require(self.hearsay >= 0, "hearsay", "be at least 0")
 
     @abstractmethod
     def start(self, c: Cohort) -> N:
         """The nodes before the first round."""
 
     @abstractmethod
-    def choose(self, node: N, view: PeerView) -> Tensor:
-        """Whose models each peer asks for in this round: keys [C, m]."""
+    def choose(self, node: N, view: PeerView) -> Request:
+        """Whom each peer asks in this round, and for what."""
+
+    def measure(self, c: Cohort, node: N, inbox: Inbox) -> Tensor:
+        """How like each sender is, [C, m]; 0 where nothing came or nothing is measured."""
+        return torch.zeros(inbox.index.shape, dtype=torch.float64)
+
+    @property
+    def measures_data(self) -> bool:
+        """Whether `measure` looks at the peer's own data; if not, it looks at the answers alone."""
+        return True
 
     @abstractmethod
-    def select(self, c: Cohort, node: N, inbox: Inbox) -> tuple[N, Tensor]:
+    def select(self, c: Cohort, node: N, inbox: Inbox, similarity: Tensor) -> tuple[N, Tensor]:
         """The nodes after the round, and which answers each peer aggregates [C, m]."""
 
     @abstractmethod
@@ -156,37 +169,17 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         """Whether `choose` must be told the true groups (the oracle, in the simulator alone)."""
         return False
 
-    def wants_start(self, node: N, wanted: Tensor) -> Tensor:
-        """Which peers need the answers to tell also where the local training began, [C]."""
-        return torch.zeros(len(wanted), dtype=torch.bool)
-
-    def survey(self, task: Task, origin: State, node: N, inbox: Inbox) -> Inbox:
-        """In the simulator, before `select`: what is cheaper measured for all peers at once. Here nothing is."""
-        return inbox
-
-    @on_client
-    def train(self, c: Cohort, sent: Models) -> Models:
-        """Local training, from the own model."""
-        return Models(local_sgd(c, sent.models, self.opt))
+    def train(self, c: Cohort, models: Stack) -> Stack:
+        """Local training, from the peers' own models."""
+        return local_sgd(c, models, self.opt)
 
     def update(self, c: Cohort, node: N, inbox: Inbox) -> tuple[Stack, N, Tensor]:
         """After the answers have come: the new models and nodes, and whose models are in them.
 
-        Trained models are averaged with equal weights, 1 / (k + 1), the own one among them.
+        Trained models are averaged with equal weights, 1 / (k + 1), the peer's own among them.
         """
-        new, chosen = self.select(c, node, inbox)
+        new, chosen = self.select(c, node, inbox, self.measure(c, node, inbox))
         return aggregate(inbox, chosen, fast.library_of(c.task)), new, chosen
-
-    @on_client
-    def begin(self, c: Cohort, sent: Models) -> Nodes:
-        """In the simulator: `start`."""
-        return Nodes(pack_node(self.start(c)))
-
-    @on_client
-    def meet(self, c: Cohort, sent: Meeting) -> Met:
-        """In the simulator: `select`; the means of all peers are then taken at once."""
-        node, chosen = self.select(c, self.unpack_node(sent.node), sent.inbox)
-        return Met(pack_node(node), chosen)
 
     def unpack_node(self, parts: Mapping[str, Tensor]) -> N:
         """The inverse of `pack_node`."""

@@ -1,4 +1,4 @@
-"""PENS: peers whose models do well on the own data are counted, the often chosen ones become neighbours
+"""PENS: peers whose models do well on a peer's own data are counted, those chosen often become neighbours
 (Onoszko et al., 2021)."""
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from torch import Tensor
 
 from coterie.cohort import Cohort
 from coterie.engine.network import NOBODY, Keys, as_rows, members
-from coterie.methods.peers import Inbox, PeerView, best, only, renewed
+from coterie.methods.peers import Inbox, PeerMethod, PeerView, Request, best, only, renewed
 from coterie.methods.similarity import by_loss
-from coterie.methods.simulated import SimulatedPeers
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,17 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class PENS(SimulatedPeers[Tally]):
-    """Stage one (t1 rounds): ask l random peers, aggregate the k whose models have the least loss on the own data,
+class PENS(PeerMethod[Tally]):
+    """Stage one (t1 rounds): ask l random peers, aggregate the k whose models have the least loss on its data,
     and count them. Stage two: gossip with k of those chosen more often than chance would have it."""
 
     t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
     threshold: Literal["pens", "panm"] = field(
         default="pens",
         metadata={"help": "neighbours: count > k T1 / (n - 1) - 1 (pens) or >= ceil(T1 (l + k) / n) (panm)"},
+    )
+    cutoff: int = field(
+        default=0, metadata={"help": "neighbours: chosen at least so many times in stage one; 0: by threshold"}
     )
 
     name: ClassVar[str] = "pens"
@@ -49,14 +51,15 @@ class PENS(SimulatedPeers[Tally]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.t1 >= 1, "t1", "be at least 1")
+        self._require(self.cutoff >= 0, "cutoff", "be at least 0")
         self._require(self.l >= self.k, "l", f"be at least k = {self.k}")
 
     def start(self, c: Cohort) -> Tally:
-        """Nobody has been chosen yet."""
+        """No peer has been chosen yet."""
         none = torch.empty(len(c), 0, dtype=torch.int64)
         return Tally(none, none, torch.zeros(len(c), dtype=torch.int64), none, none, none.double())
 
-    def choose(self, node: Tally, view: PeerView) -> Tensor:
+    def choose(self, node: Tally, view: PeerView) -> Request:
         """l random peers in stage one, then k neighbours; with no neighbour in reach, k random peers."""
         wanted = []
         for peer, age in enumerate(node.age.tolist()):
@@ -65,12 +68,15 @@ class PENS(SimulatedPeers[Tally]):
                 continue
             near = view.sees(peer, members(node.neighbours[peer]))
             wanted.append(view.draw(peer, self.k, among=near if len(near) else None))
-        return as_rows(wanted)
+        return Request.models(as_rows(wanted))
 
-    def select(self, c: Cohort, node: Tally, inbox: Inbox) -> tuple[Tally, Tensor]:
+    def measure(self, c: Cohort, node: Tally, inbox: Inbox) -> Tensor:
+        """In stage one, by the loss on the peer's own data."""
+        return by_loss(c, only(inbox, node.age < self.t1), "inverse")
+
+    def select(self, c: Cohort, node: Tally, inbox: Inbox, similarity: Tensor) -> tuple[Tally, Tensor]:
         """The k best of stage one's candidates are counted; stage two takes all that came."""
         first = node.age < self.t1
-        similarity = by_loss(c, only(inbox, first), "inverse")
         chosen = torch.where(first[:, None], best(similarity, inbox.keys, inbox.mask, self.k), inbox.mask)
         age = node.age + 1
         tallies, lists = [], []
@@ -96,6 +102,8 @@ class PENS(SimulatedPeers[Tally]):
 
     def _often(self, seen: Keys, times: Keys, known: int) -> Keys:
         """Those chosen often enough, out of `known` others."""
+        if self.cutoff:
+            return seen[times >= self.cutoff]
         if self.threshold == "pens":
             return seen[times > self.k * self.t1 / max(known, 1) - 1]
         return seen[times >= math.ceil(self.t1 * (self.l + self.k) / (known + 1))]

@@ -38,7 +38,7 @@ def losses_of(c: Cohort, inbox: Inbox) -> Tensor:
 
 
 def by_loss(c: Cohort, inbox: Inbox, kind: LossScore) -> Tensor:
-    """Equation 3: 1 / F_i(w_j), or -F_i(w_j), [C, m]; 0 where no model came. A loss that is no number is the worst."""
+    """Equation 3: 1 / F_i(w_j), or -F_i(w_j), [C, m]; 0 where no model came. A loss that is NaN is the worst."""
     loss = losses_of(c, inbox)
     fine = inbox.mask & torch.isfinite(loss)
     similarity = 1 / (loss + _SMALLEST_LOSS) if kind == "inverse" else -loss
@@ -47,9 +47,9 @@ def by_loss(c: Cohort, inbox: Inbox, kind: LossScore) -> Tensor:
 
 
 def by_direction(c: Cohort, inbox: Inbox, alpha: float, known: Tensor | None = None) -> Tensor:
-    """`directions` from the common initial model, unless the simulator has measured them for all peers at once."""
-    if inbox.similarity is not None:
-        return inbox.similarity
+    """`directions` from the common initial model."""
+    if not bool(inbox.mask.any()):
+        return torch.zeros(inbox.index.shape, dtype=torch.float64)
     return directions(c.task, c.task.init(c.seed), inbox, alpha, known)
 
 
@@ -60,9 +60,6 @@ def directions(task: Task, origin: State, inbox: Inbox, alpha: float, known: Ten
     a vector of zeros is 0. Only the pairs that met are computed, each always by the same sums, however many peers share
     the work. Where it is said who is `known`, [C, m], alpha is the most that theta1 may weigh (`discriminating`).
     """
-    similarity = torch.zeros(inbox.index.shape, dtype=torch.float64)
-    if not bool(inbox.mask.any()):
-        return similarity
     begins: list[Stack] = []
     if alpha > 0:
         if inbox.pool.start is None:
