@@ -226,10 +226,12 @@ def test_every_ablation_is_a_setting(settings: dict[str, Any], digits: OwnPopula
     assert all(tensor.isfinite().all() for tensor in result.state.model.values())
 
 
-@pytest.mark.parametrize("preset", ["robust", "paper"])
-def test_lanes_and_workers_change_nothing(preset: str, digits: OwnPopulation) -> None:
-    one = ran(digits, preset=preset, options=EngineOptions(workers=1, lanes=1))
-    all_at_once = ran(digits, preset=preset, options=EngineOptions(workers=2, lanes=9))
+@pytest.mark.parametrize(
+    "settings", [{}, {"preset": "paper"}, {"preset": "paper", "balance": True}, {"find": "models", "alone_epochs": 2}]
+)
+def test_lanes_and_workers_change_nothing(settings: dict[str, Any], digits: OwnPopulation) -> None:
+    one = ran(digits, options=EngineOptions(workers=1, lanes=1), **settings)
+    all_at_once = ran(digits, options=EngineOptions(workers=2, lanes=9), **settings)
     assert fingerprint(one) == fingerprint(all_at_once)
 
 

@@ -76,6 +76,23 @@ def test_a_w_of_low_rank_keeps_the_first_parameters() -> None:
         assert torch.allclose(layer.graph(layer.residual, A3, torch.arange(3)), mixed, atol=1e-6)
 
 
+def test_the_start_of_a_w_of_low_rank_depends_on_no_number_of_threads() -> None:
+    """A solver of LAPACK's would sum 50,000 numbers in as many parts as there are threads."""
+    values = torch.randn(4, 51264)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            graph = DomainGraph((64, 32, 5, 5), True, Graph(w="low_rank", rank=6))
+            with torch.no_grad():
+                graph.left.copy_(torch.randn(51264, 6, generator=torch.Generator().manual_seed(1)))
+            graph.begin(values)
+            found.append(graph.left.detach())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
 def test_femnists_graph_runs_with_a_w_of_low_rank() -> None:
     """2 * 51,264 * 16 floats are 6.6 MB, where the paper's two layers would be 1.3 GB; a step reaches all parts."""
     graph = Graph(fixed_adjacency("uniform", 4, 0.5), "low_rank")
