@@ -11,7 +11,6 @@ from torch import Tensor
 
 from coterie.clustering.domains import (
     Moments,
-    balanced,
     evenness,
     features_of,
     find_domains,
@@ -135,14 +134,6 @@ def test_features_depend_on_the_seed_alone() -> None:
     assert torch.equal(features_of(x, 1, 9), features_of(x.clone(), 1, 9))
     assert not torch.equal(features_of(x, 1, 9), features_of(x, 2, 9))
     assert features_of(torch.randn(2, 5), 1, 9).shape == (2, 9)
-
-
-def test_balancing_uses_every_domain_alike() -> None:
-    skewed = torch.softmax(
-        torch.randn(40, 4, generator=torch.Generator().manual_seed(2)) + torch.tensor([4.0, 0, 0, 0]), 1
-    )
-    assert torch.bincount(skewed.argmax(1), minlength=4)[0] > 35
-    assert torch.bincount(balanced(skewed), minlength=4).tolist() == pytest.approx([10] * 4, abs=3)
 
 
 def test_evenness_of_histograms() -> None:

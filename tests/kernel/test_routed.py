@@ -171,12 +171,17 @@ def test_grouping_keeps_the_batches() -> None:
 @pytest.mark.parametrize(
     ("graph", "layers", "reason"),
     [
-        (Graph(torch.eye(2), "per_filter", "none"), "last", "DomainConv2d"),
-        (Graph(torch.eye(2), "none", "relu"), "last", "DomainConv2d"),
-        (Graph(torch.eye(2), "none", "on_activation"), "last", "DomainConv2d"),
+        (Graph(torch.eye(2), "per_filter", "none"), "last", "(DomainConv2d) has a graph with W = per_filter, which is"),
+        (
+            Graph(torch.eye(2), "low_rank", "none"),
+            "last",
+            "(DomainConv2d) has a graph with W = low_rank, which is left",
+        ),
+        (Graph(torch.eye(2), "none", "relu"), "last", "(DomainConv2d) has a ReLU on its residual"),
+        (Graph(torch.eye(2), "none", "on_activation"), "last", "(DomainConv2d) has a ReLU on its residual"),
         (None, "0", "another convolution than the last"),
         (None, "all", "more than one layer"),
-        (Graph(torch.eye(2), "per_filter", "relu"), "6", "DomainLinear"),
+        (Graph(torch.eye(2), "per_filter", "relu"), "6", "(DomainLinear) has a graph with W = per_filter"),
         (None, "convolutions", "more than one layer"),
     ],
 )

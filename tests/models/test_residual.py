@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import CoterieError
-from coterie.models import build_model, residual
-from coterie.models.domain_graph import DomainGraph, WKind, distance_adjacency, fixed_adjacency
+from coterie.models import build_model, route
+from coterie.models.domain_graph import distance_adjacency, fixed_adjacency
 from coterie.models.domains import DomainNet, Graph, choose_layers, domain_classifier, export, fedcg
 
 
@@ -111,7 +111,7 @@ def test_equal_domains_share_alike() -> None:
 
 
 @pytest.mark.parametrize("layers", ["last", "convolutions", "all", "0,7"])
-@pytest.mark.parametrize("w", ["none", "full", "per_filter", "bottleneck"])
+@pytest.mark.parametrize("w", ["none", "full", "low_rank", "per_filter", "bottleneck"])
 @pytest.mark.parametrize("sigma", ["none", "relu", "on_activation"])
 @pytest.mark.parametrize("mixed", [[2, 0, 0, 1, 2, 2, 0], [2, 0, 0, 0, 0, 0, 0]])
 def test_routing_in_one_batch_equals_sample_by_sample(layers: str, w: Any, sigma: Any, mixed: list[int]) -> None:
@@ -146,8 +146,8 @@ def test_one_call_for_all_domains_equals_one_for_each(
     x = x.to(memory_format=form) if x.dim() == 4 else x
     x.requires_grad_()
     found = []
-    for limit in (residual._EVEN, 0.0):
-        monkeypatch.setattr(residual, "_EVEN", limit)
+    for limit in (route._EVEN, 0.0):
+        monkeypatch.setattr(route, "_EVEN", limit)
         z = net(x, domains)
         assert net._route.is_even == (limit > 0)
         if form is torch.channels_last and z.dim() == 4:
@@ -158,7 +158,7 @@ def test_one_call_for_all_domains_equals_one_for_each(
 
 
 @pytest.mark.parametrize("sigma", ["none", "relu", "on_activation"])
-@pytest.mark.parametrize("w", ["none", "full", "per_filter", "bottleneck"])
+@pytest.mark.parametrize("w", ["none", "full", "low_rank", "per_filter", "bottleneck"])
 def test_export_gives_the_same_outputs_without_the_graph(sigma: Any, w: Any) -> None:
     torch.manual_seed(0)
     net = shaken(fedcg(normed(), domains=3, layers="all", graph=Graph(A3, w, sigma, 4), start="random")).eval()
@@ -269,22 +269,3 @@ def test_bad_input_is_refused_in_a_sentence() -> None:
         net(images(), torch.tensor([0, 1, 1]))
     with pytest.raises(CoterieError, match="needs images"):
         domain_classifier((64,), 4)
-
-
-def test_a_literal_w_that_does_not_fit_is_refused_with_its_size() -> None:
-    """FEMNIST's second convolution: q = 51,264 with the bias, so W is 51,264^2 floats = 10.5 GB."""
-    femnist = build_model("femnist-port", (1, 28, 28), 62)
-    with pytest.raises(CoterieError, match=r"51264 x 51264 .* 10\.5 GB.*per_filter"):
-        fedcg(femnist, graph=Graph(w="full"))
-    with pytest.raises(CoterieError, match=r"bottleneck W .* 1\.3 GB"):
-        fedcg(femnist, graph=Graph(w="bottleneck", bottleneck=16))
-    small = fedcg(femnist, graph=Graph(w="per_filter"))
-    assert small.state_dict()["network.3.graph.weight"].shape == (801, 801)
-
-
-def test_w_starts_as_the_identity() -> None:
-    values = torch.randn(3, 14)
-    kinds: tuple[WKind, ...] = ("none", "full", "per_filter")
-    for w in kinds:
-        graph = DomainGraph(2, (2, 3, 2), True, w, False, 2)
-        assert torch.allclose(graph(values, torch.eye(3), torch.tensor([2, 0])), values[[2, 0]])

@@ -235,15 +235,6 @@ def mix(probabilities: Tensor, rounds: int = 50) -> Tensor:
     return told.to(probabilities.dtype)
 
 
-def balanced(probabilities: Tensor, rounds: int = 50) -> Tensor:
-    """Labels with all domains equally large: Sinkhorn's balancing of the probabilities, as in self-labelling."""
-    plan = probabilities.double().clamp_min(1e-12)
-    for _ in range(rounds):
-        plan = plan / plan.sum(0, keepdim=True)
-        plan = plan / plan.sum(1, keepdim=True)
-    return plan.argmax(1)
-
-
 def evenness(counts: Tensor) -> float:
     """The entropy of a histogram relative to its largest: 1 is even, 0 is collapsed to one domain."""
     shares = counts.double() / counts.sum().clamp_min(1)

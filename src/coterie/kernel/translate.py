@@ -241,9 +241,11 @@ class _Translation:
             self._linear(name, label, module.in_features, module.out_features)
         elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
             self._convolution(name, label, module)
-        elif isinstance(module, DomainLinear) and self._merges(module):
+        elif isinstance(module, DomainLinear | DomainConv2d) and self._beyond_sums(module):
+            raise _NotKnown(f"{label} has {self._beyond_sums(module)}, which is left to torch")
+        elif isinstance(module, DomainLinear):
             self._linear(name, label, module.kernel_shape[1], module.kernel_shape[0], module.domains)
-        elif isinstance(module, DomainConv2d) and self._merges(module):
+        elif isinstance(module, DomainConv2d):
             self._convolution(name, label, module.like, module.domains)
         elif kind in _ACTIVATION_MODULES:
             self.layers.append(Layer(_ACTIVATION_MODULES[kind]))  # type: ignore[arg-type]
@@ -270,10 +272,13 @@ class _Translation:
         return self.offsets[name]
 
     @staticmethod
-    def _merges(layer: DomainLayer) -> bool:
-        """Whether each domain has one kernel, made by nothing but sums."""
-        plain = layer.graph is None or layer.graph.is_identity
-        return layer.agnostic and not layer.on_activation and plain
+    def _beyond_sums(layer: DomainLayer) -> str:
+        """What keeps a domain from having one kernel that is made by nothing but sums; "" where it has one."""
+        if layer.graph is not None and layer.graph.kind != "none":
+            return f"a graph with W = {layer.graph.kind}"
+        if layer.on_activation or (layer.graph is not None and layer.graph.relu):
+            return "a ReLU on its residual"
+        return "" if layer.agnostic else "no part for all domains"
 
     def _check_domains(self) -> None:
         """The kernel has domains in one layer alone, linear or the last convolution."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from coterie.errors import CoterieError
 
-WKind = Literal["none", "full", "bottleneck", "per_filter"]
+WKind = Literal["none", "full", "low_rank", "bottleneck", "per_filter"]
 Sigma = Literal["relu", "none", "on_activation"]
 FixedAdjacency = Literal["eye", "random", "uniform", "hamming"]
 
-_LARGEST_W = 1 << 30
+_GIB = 1 << 30
+_DEPENDENT = 1e-6
+"""A vector of which less than this part is left beside others counts as their sum."""
 _TINY = 1e-8
 """Equal domains have distance 0: this keeps 1 / distance finite."""
 
@@ -77,32 +81,68 @@ def _ones(numbers: Tensor) -> Tensor:
     return sum(((numbers >> place) & 1 for place in range(62)), torch.zeros_like(numbers))
 
 
-class DomainGraph(nn.Module):
-    """V -> sigma(A V W) for the parameters of one layer, where row d of V holds all parameters of domain d.
+@dataclass(frozen=True)
+class Graph:
+    """How domains interact: the first A (None: they never do), W and sigma of equation 5.
 
-    W is the identity at first. "full" is the paper's q x q matrix, "per_filter" one matrix for the p parameters of
-    every output (the same operator, q / p times squared smaller), "bottleneck" two graph layers q -> q / r -> q beside
-    a direct path, "none" no W at all.
+    `bottleneck` and `rank` are of the kinds of W with these names; `limit` is the largest W of a layer in GiB.
     """
 
-    def __init__(self, outputs: int, shape: Sequence[int], bias: bool, w: WKind, relu: bool, bottleneck: int) -> None:
+    adjacency: Tensor | None = None
+    w: WKind = "per_filter"
+    sigma: Sigma = "relu"
+    bottleneck: int = 16
+    rank: int = 16
+    limit: float = 1.0
+
+
+class DomainGraph(nn.Module):
+    """V -> sigma(A V W) for the parameters of one layer, where row d of V holds all q parameters of domain d.
+
+    - "full" is the paper's q x q matrix, at first the identity.
+    - "low_rank" is W = U V^T with U and V of q x rank (`left` and `right`); at first it keeps the first parameters as
+      they are (see `begin`).
+    - "bottleneck" is two graph layers q -> q / r -> q beside a direct path.
+    - "per_filter" is ours: one matrix, at first the identity, that is applied to the p parameters of every output. It
+      is not the paper's operator: it cannot mix the parameters of different filters.
+    - "none" is no W at all.
+    """
+
+    def __init__(self, shape: Sequence[int], bias: bool, graph: Graph) -> None:
         super().__init__()
-        self.outputs, self.relu, self.kind = outputs, relu, w
+        w, outputs = graph.w, shape[0]
+        self.outputs, self.relu, self.kind = outputs, graph.sigma == "relu", w
         weights = int(torch.Size(shape).numel())
         self._weights, self._bias = weights, bias
         per_filter = weights // outputs + bias
         q = weights + outputs * bias
         if w == "full":
-            _check_size(q * q, f"a full W of {q} x {q} parameters")
+            _check_size(q * q, f"a full W of {q} x {q} parameters", graph.limit)
             self.weight = nn.Parameter(torch.eye(q))
         elif w == "per_filter":
+            _check_size(per_filter**2, f"a W per filter of {per_filter} x {per_filter} parameters", graph.limit)
             self.weight = nn.Parameter(torch.eye(per_filter))
+        elif w == "low_rank":
+            rank = min(graph.rank, q)
+            _check_size(2 * q * rank, f"a W of rank {rank} with {q} x {rank} x {q} parameters", graph.limit)
+            self.left, self.right = nn.Parameter(torch.randn(q, rank)), nn.Parameter(torch.zeros(q, rank))
         elif w == "bottleneck":
-            hidden = max(1, q // bottleneck)
-            _check_size(2 * q * hidden, f"a bottleneck W of {q} x {hidden} x {q} parameters")
+            hidden = max(1, q // graph.bottleneck)
+            _check_size(2 * q * hidden, f"a bottleneck W of {q} x {hidden} x {q} parameters", graph.limit)
             self.narrow = nn.Parameter(torch.randn(q, hidden) / q**0.5)
             # near zero, so that the graph starts as the direct path
             self.widen = nn.Parameter(torch.randn(hidden, q) * (0.01 / hidden**0.5))
+
+    @torch.no_grad()
+    def begin(self, values: Tensor) -> None:
+        """Start a W of low rank as the projection to the rows of V, filled up with random directions.
+
+        So A V W = A V at first, as with the identity, while there are no more domains than the rank.
+        """
+        if self.kind == "low_rank":
+            basis = _orthonormal(torch.cat([values.T, self.left], dim=1), self.left.shape[1])
+            self.left.copy_(basis)
+            self.right.copy_(basis)
 
     @property
     def is_identity(self) -> bool:
@@ -114,6 +154,8 @@ class DomainGraph(nn.Module):
         mixed = adjacency[rows] @ values
         if self.kind == "full":
             mixed = mixed @ self.weight
+        elif self.kind == "low_rank":
+            mixed = mixed @ self.left @ self.right.T
         elif self.kind == "per_filter":
             mixed = self._per_filter(mixed)
         elif self.kind == "bottleneck":
@@ -133,10 +175,30 @@ class DomainGraph(nn.Module):
         return torch.cat([whole[:, :, :-1].reshape(rows, -1), whole[:, :, -1]], dim=1)
 
 
-def _check_size(entries: int, what: str) -> None:
+def _orthonormal(columns: Tensor, rank: int) -> Tensor:
+    """An orthonormal basis [q, rank] of the span of the first columns that are independent (Gram and Schmidt, twice).
+
+    By numpy's plain sums: LAPACK's numbers would depend on how many threads there are.
+    """
+    basis = np.zeros((rank, columns.shape[0]))
+    found = 0
+    for column in columns.double().T.numpy():
+        if found == rank:
+            break
+        left = column
+        for _ in range(2):
+            left = left - np.einsum("k,kq->q", np.einsum("kq,q->k", basis[:found], left), basis[:found])
+        length = float(np.sqrt((left**2).sum()))
+        if length > _DEPENDENT * float(np.sqrt((column**2).sum())):
+            basis[found] = left / length
+            found += 1
+    return torch.from_numpy(np.ascontiguousarray(basis.T)).to(columns.dtype)
+
+
+def _check_size(entries: int, what: str, limit: float) -> None:
     size = 4 * entries
-    if size > _LARGEST_W:
+    if size > limit * _GIB:
         raise CoterieError(
-            f"FedCG: {what} would take {size / 1e9:.1f} GB, in every message too; "
-            'set w to "per_filter", or to "bottleneck" with a larger factor.'
+            f"FedCG: {what} would take {size / 1e9:.1f} GB, in every message too, and {limit:g} GiB are allowed; "
+            'set w to "low_rank" or "per_filter", bottleneck to a larger factor, or w_limit higher.'
         )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from coterie.errors import CoterieError
-from coterie.models.domain_graph import DomainGraph, Sigma, WKind
-from coterie.models.residual import DomainLayer, ResidualStart, Route, domain_layer, parameters_of
+from coterie.models.domain_graph import DomainGraph, Graph, Sigma, WKind
+from coterie.models.residual import DomainLayer, ResidualStart, domain_layer, parameters_of
+from coterie.models.route import Route
+
+__all__ = ["DomainNet", "Graph", "choose_layers", "domain_classifier", "export", "fedcg", "with_offsets"]
 
 _REPLACEABLE = (nn.Linear, nn.Conv2d, nn.BatchNorm2d)
+_OUTPUT_BIAS = "6.bias"  # of `domain_classifier`
 
 
 class DomainNet(nn.Module):
@@ -41,15 +44,20 @@ class DomainNet(nn.Module):
         """The domain layers by name."""
         return [(name, layer) for name, layer in self.named_modules() if isinstance(layer, DomainLayer)]
 
+    @property
+    def residuals(self) -> list[str]:
+        """Names of V of every domain layer in the network's state, where a layer used twice is twice."""
+        return [f"{name}.residual" for name, _ in self._places()]
 
-@dataclass(frozen=True)
-class Graph:
-    """How domains interact: the first A (None: they never do), W and sigma of equation 5."""
+    @property
+    def scales(self) -> list[str]:
+        """Names of lambda of every domain layer with an agnostic part in the network's state."""
+        return [f"{name}.scale" for name, layer in self._places() if layer.agnostic]
 
-    adjacency: Tensor | None = None
-    w: WKind = "per_filter"
-    sigma: Sigma = "relu"
-    bottleneck: int = 16
+    def _places(self) -> Iterator[tuple[str, DomainLayer]]:
+        for name, layer in self.named_modules(remove_duplicate=False):
+            if isinstance(layer, DomainLayer):
+                yield name, layer
 
 
 def fedcg(
@@ -86,8 +94,7 @@ def fedcg(
             raise CoterieError(f"Layer {name!r} shares its weight with another one; leave it out of layers.")
         joined = None
         if graph is not None:
-            relu = graph.sigma == "relu"
-            joined = DomainGraph(weight.shape[0], weight.shape, bias is not None, graph.w, relu, graph.bottleneck)
+            joined = DomainGraph(weight.shape, bias is not None, graph)
             joined.to(weight.dtype)
         new = domain_layer(
             layer,
@@ -98,6 +105,8 @@ def fedcg(
             graph=joined,
             on_activation=graph is not None and graph.sigma == "on_activation",
         )
+        if joined is not None:
+            joined.begin(new.residual.detach())
         network = _replaced(network, layer, new)
     adjacency = None if graph is None or graph.adjacency is None else graph.adjacency.to(weight.dtype)
     return DomainNet(network, route, domains, adjacency)
@@ -183,3 +192,9 @@ def domain_classifier(shape: tuple[int, ...], domains: int) -> nn.Sequential:
         nn.Conv2d(shape[0], 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, domains),
     )  # fmt: skip
+
+
+def with_offsets(classifier: Mapping[str, Tensor], offsets: Tensor) -> dict[str, Tensor]:
+    """A state of `domain_classifier` with these numbers [D] added to its outputs."""
+    bias = classifier[_OUTPUT_BIAS]
+    return {**classifier, _OUTPUT_BIAS: (bias.double() + offsets).to(bias.dtype)}

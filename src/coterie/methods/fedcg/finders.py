@@ -1,0 +1,276 @@
+"""How FedCG tells domains apart: one class for each value of the setting `find`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from coterie.clustering.domains import (
+    UNEVEN,
+    Moments,
+    features_of,
+    find_domains,
+    kmeans,
+    mix,
+    pool,
+    posterior,
+    square,
+)
+from coterie.clustering.equipartition import MOST_PASSES, first_offsets, is_even, next_offsets
+from coterie.cohort import Cohort, Optimiser, local_sgd, probabilities
+from coterie.data.samples import ClientData, ClientId, Normalise, Samples
+from coterie.errors import CoterieError
+from coterie.federation import Federation, Nothing
+from coterie.methods.base import Models
+from coterie.methods.fedcg.layers import plain
+from coterie.methods.fedcg.messages import Domains, Report, Sent, Weigh
+from coterie.models.domains import domain_classifier, with_offsets
+from coterie.states import Stack, State, distance, flat, mean, spread, stack
+from coterie.task import Task
+
+if TYPE_CHECKING:
+    from coterie.methods.fedcg.method import FedCG
+
+_AT_ONCE = 32
+"""So many clients' second moments are held by the server together."""
+
+
+class Finder(ABC):
+    """What decides the domain of every sample, in training and at test time. It keeps nothing: all is in the state."""
+
+    def __init__(self, method: FedCG) -> None:
+        self.method = method
+
+    def begin(self, state: Domains, fed: Federation) -> Domains:
+        """The state before the first round, with domains to begin with."""
+        return self.search(state, fed)
+
+    def search(self, state: Domains, fed: Federation) -> Domains:
+        """With domains, if there are none yet: where nobody answered, the next round asks again."""
+        return state
+
+    def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
+        """With clients that have just joined."""
+        return state
+
+    def domain_of(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Tensor:
+        """The domain of each client where the server decides it; -1 where it does not."""
+        return torch.tensor([state.cluster.get(client, -1) for client in ids])
+
+    def teacher(self, state: Domains) -> State:
+        """The teacher that clients are sent."""
+        return state.teacher
+
+    @abstractmethod
+    def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """How probable each domain is for each sample of a client, as its student (or what is known) says: [n, D]."""
+
+    def together(self, sent: Sent, seen: Tensor) -> Tensor:
+        """The same, given that all samples are of one client."""
+        return pool(seen) if sent.pooled else seen if self.method.routing == "image" else mix(seen)
+
+    def taught(self, c: Cohort, sent: Sent, samples: Samples, seen: Tensor) -> Tensor:
+        """The domain that each training sample is given, [n]."""
+        return self.together(sent, seen).argmax(1)
+
+    def distilled(self, c: Cohort, sent: Sent, labels: Sequence[Tensor]) -> Stack:
+        """Each client's student after it has learnt the domains of the training samples, where it learns."""
+        return {}
+
+    def renewed(self, state: Domains, replies: Report, round: int) -> Domains:
+        """With the clients' students taken in."""
+        return state
+
+
+class FeatureFinder(Finder):
+    """Ours: k-means on clients' mean features, and a student fitted from sums."""
+
+    def search(self, state: Domains, fed: Federation) -> Domains:
+        """Every client sends sums of its features once."""
+        if state.student:
+            return state
+        method, moments, ids = self.method, None, sorted(fed.ids)
+        for begin in range(0, len(ids), _AT_ONCE):
+            value = fed.ask(method.describe, ids[begin : begin + _AT_ONCE], same=Nothing()).value
+            if value is not None:
+                some = Moments.of(value.total, square(value.products, method.features), value.size)
+                moments = some if moments is None else moments.plus(some)
+        if moments is None:
+            return state
+        found = find_domains(moments, method.domains, _seed(fed), method.ridge)
+        pooled = found.unevenness <= UNEVEN if method.routing == "auto" else state.pooled
+        return replace(state, student=found.student, pooled=pooled, history={"unevenness": [found.unevenness]})
+
+    def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """The student's posterior."""
+        if not sent.student:
+            return torch.full((len(samples), self.method.domains), 1 / self.method.domains)
+        return posterior(sent.student, features_of(c.task.inputs(samples.x), c.seed, self.method.features))
+
+
+class TeacherFinder(Finder):
+    """The paper's teacher and student (section 3.1): two small networks that see single images."""
+
+    def begin(self, state: Domains, fed: Federation) -> Domains:
+        """Both begin at random."""
+        classifier = self._classifier(fed.task)
+        return replace(state, teacher=classifier.init(fed.seed, 1), student=classifier.init(fed.seed, 2))
+
+    def search(self, state: Domains, fed: Federation) -> Domains:
+        """With `balance`, offsets with which a new teacher uses all domains alike over the samples of all clients.
+
+        Ours, after the equipartition of self-labelling (the paper's reference 45), which the paper leaves out: clients
+        send soft assignments summed over their samples, the server answers with offsets of the outputs.
+        """
+        if not self.method.balance or len(state.offsets):
+            return state
+        message = Weigh(state.teacher, torch.zeros(self.method.domains, dtype=torch.float64), torch.zeros(()).double())
+        ids, known = sorted(fed.ids), False
+        for _ in range(MOST_PASSES):
+            value = fed.ask(self.method.weigh, ids, same=message).value
+            if value is None:
+                break
+            number = float(value.size.sum())
+            if not known:
+                offsets, sharpness = first_offsets(value.total.sum(0), value.squares.sum(0), number)
+                known = True
+            else:
+                soft = value.soft.sum(0)
+                if is_even(soft):
+                    break
+                offsets = next_offsets(offsets, soft, sharpness)
+            message = Weigh(state.teacher, offsets, sharpness)
+        return replace(state, offsets=message.offsets) if known else state
+
+    def teacher(self, state: Domains) -> State:
+        """The teacher, with its offsets where it has some."""
+        return with_offsets(state.teacher, state.offsets) if len(state.offsets) else state.teacher
+
+    def log_probabilities(self, task: Task, teacher: State, samples: Samples) -> Tensor:
+        """The logarithms of what a classifier says, [n, D]: its outputs, but for a number for each sample."""
+        return self._said(task, teacher, samples).double().clamp_min(1e-12).log()
+
+    def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """The student's probabilities."""
+        return self._said(c.task, sent.student, samples)
+
+    def taught(self, c: Cohort, sent: Sent, samples: Samples, seen: Tensor) -> Tensor:
+        """The teacher's most probable domain."""
+        return self._said(c.task, sent.teacher, samples).argmax(1)
+
+    def distilled(self, c: Cohort, sent: Sent, labels: Sequence[Tensor]) -> Stack:
+        """The student after learning the teacher's labels (equation 3)."""
+        method = self.method
+        lessons = [Samples(client.train.x, label) for client, label in zip(c.data, labels, strict=True)]
+        pupils = replace(c, task=self._classifier(c.task), data=tuple(ClientData(own, own) for own in lessons))
+        opt = Optimiser(epochs=1, batch=method.batch, lr=method.classifier_lr)
+        return local_sgd(pupils, spread(sent.student, len(c)), opt, purpose="student")
+
+    def renewed(self, state: Domains, replies: Report, round: int) -> Domains:
+        """FedAvg of the students; every T rounds the result is the new teacher."""
+        student = mean(replies.student, replies.size)
+        if (round + 1) % self.method.teacher_every:
+            return replace(state, student=student)
+        return replace(state, student=student, teacher=student, offsets=torch.zeros(0))
+
+    def _said(self, task: Task, state: State, samples: Samples) -> Tensor:
+        classifier = self._classifier(task)
+        return probabilities(classifier, stack([state]), classifier.inputs(samples.x))[0]
+
+    def _classifier(self, task: Task) -> Task:
+        return _classifier(task.shape, self.method.domains, task.normalise, task.dtype)
+
+
+class _KnownFinder(Finder):
+    """Domains that are known as numbers, by sample or by client; -1 is unknown."""
+
+    @abstractmethod
+    def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """The domain of each sample, [n]."""
+
+    def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """All weight on the known domain, or the same on all."""
+        known, domains = self.known(sent, index, samples), self.method.domains
+        if bool((known >= domains).any()):
+            highest = int(known.max())
+            raise CoterieError(f"fedcg: samples have domain {highest}, counted from 0; set domains to all there are.")
+        told = F.one_hot(known.clamp_min(0), domains).to(torch.float32)
+        return torch.where(known[:, None] < 0, 1 / domains, told)
+
+
+class ModelFinder(_KnownFinder):
+    """k-means on the models of clients that trained alone (the paper's baseline in Table 4)."""
+
+    def search(self, state: Domains, fed: Federation) -> Domains:
+        """Every client trains alone once."""
+        if len(state.centres):
+            return state
+        replies = fed.ask(self.method.train_alone, sorted(fed.ids), same=Models(plain(fed.task).init(fed.seed)))
+        if replies.value is None:
+            return state
+        labels = kmeans(flat(replies.value.model), self.method.domains, _seed(fed))
+        each = [mean(replies.value.model, (labels == d).double()) for d in range(int(labels.max()) + 1)]
+        cluster = dict(zip(replies.ids, labels.tolist(), strict=True))
+        return replace(state, cluster=cluster, centres=flat(stack(each)))
+
+    def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
+        """Newcomers train alone, too, and go to the nearest centre."""
+        if not len(state.centres):
+            return state
+        replies = fed.ask(self.method.train_alone, new, same=Models(plain(fed.task).init(fed.seed)))
+        if replies.value is None:
+            return state
+        nearest = distance({"": flat(replies.value.model)}, {"": state.centres}).argmin(1)
+        return replace(state, cluster={**state.cluster, **dict(zip(replies.ids, nearest.tolist(), strict=True))})
+
+    def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """That of the client."""
+        return sent.domain[index].expand(len(samples))
+
+
+class OracleFinder(_KnownFinder):
+    """The true groups of the clients."""
+
+    def domain_of(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Tensor:
+        """The truth."""
+        return fed.truth(ids)
+
+    def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """That of the client."""
+        return sent.domain[index].expand(len(samples))
+
+
+class MetadataFinder(_KnownFinder):
+    """The numbers beside the samples (Table 3 of the paper)."""
+
+    def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """What is beside each sample."""
+        if samples.side is None:
+            raise CoterieError('fedcg: these samples have no metadata beside them; set find to "features".')
+        return samples.side
+
+
+FINDERS: dict[str, type[Finder]] = {
+    "features": FeatureFinder,
+    "classifier": TeacherFinder,
+    "models": ModelFinder,
+    "oracle": OracleFinder,
+    "metadata": MetadataFinder,
+}
+
+
+@lru_cache(maxsize=8)
+def _classifier(shape: tuple[int, ...], domains: int, normalise: Normalise, dtype: torch.dtype) -> Task:
+    """The task of telling domains apart; made once, because its scratch network is."""
+    return Task(partial(domain_classifier, shape, domains), shape, domains, normalise, dtype=dtype)
+
+
+def _seed(fed: Federation) -> int:
+    return int(fed.rng("domains").integers(1 << 31))

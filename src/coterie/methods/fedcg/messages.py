@@ -1,0 +1,78 @@
+"""What FedCG's server keeps between rounds, what it sends to clients and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.states import Stack, State
+
+
+@dataclass(frozen=True)
+class Domains:
+    """The network, what tells domains apart, and how evenly they were used in every round.
+
+    `offsets` [D] are added to the teacher's outputs so that all domains are used alike (empty: not measured, or
+    `balance` is off).
+    """
+
+    model: State
+    student: State
+    teacher: State
+    cluster: dict[str, int]
+    centres: Tensor
+    offsets: Tensor
+    pooled: bool
+    samples: list[float]
+    history: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The network, teacher and student for everyone, and the domain of each client where the server decides it."""
+
+    model: State
+    teacher: State
+    student: State
+    pooled: bool
+    domain: Tensor
+
+
+@dataclass(frozen=True)
+class Report:
+    """A client's network and student after training, its samples by domain and how many its student agrees on."""
+
+    model: Stack
+    student: Stack
+    counts: Tensor
+    agreed: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """First and second moments of a client's features, summed over its samples."""
+
+    total: Tensor
+    products: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Weigh:
+    """A teacher whose domains are to be used alike: offsets of its outputs, and how sharply it assigns samples."""
+
+    teacher: State
+    offsets: Tensor
+    sharpness: Tensor
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Sums over a client's samples: soft assignments [D], the teacher's centred outputs [D] and their squares."""
+
+    soft: Tensor
+    total: Tensor
+    squares: Tensor
+    size: Tensor
