@@ -96,7 +96,7 @@ class LocalTraining:
         return {**cls.presets[preset], **cls.scenario_presets.get(preset, {}).get(scenario, {}), **own}
 
     @classmethod
-    def preset(cls, name: str, scenario: str = "", **changes: Any) -> Self:
+    def preset(cls, name: str, scenario: str = "", /, **changes: Any) -> Self:
         """The method with a preset's settings, as on a scenario, and some others: `MDICFL.preset("paper", k=3)`."""
         return cls(**cls.expand({"preset": name, **changes}, scenario))
 
