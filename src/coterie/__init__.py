@@ -40,6 +40,10 @@ __all__ = [
 
 
 def method(name: str, **settings: Any) -> Method:
-    """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`."""
+    """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`.
+
+    A preset may say other things on some scenarios; `scenario="multi-source-digits"` names the one that is meant.
+    """
+    scenario = str(settings.pop("scenario", ""))
     kind = method_named(name)
-    return from_settings(kind, kind.expand(settings), name)
+    return from_settings(kind, kind.expand(settings, scenario), name)

@@ -36,6 +36,11 @@ class ScenarioConfig:
     unseen: float = 0
     drift: Schedule = ()
 
+    @property
+    def preset_name(self) -> str:
+        """The scenario that presets know it by; the user's own data are none of them."""
+        return self.name if self.data is None else ""
+
 
 def check_seed(seed: int) -> None:
     """Refuse a negative seed."""
@@ -77,7 +82,7 @@ class RunConfig:
         fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
         mine = f"{self.method}."
         fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
-        return from_settings(kind, {**fitting, **kind.expand(self.settings)}, self.method)
+        return from_settings(kind, {**fitting, **kind.expand(self.settings, self.scenario.preset_name)}, self.method)
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
@@ -145,7 +150,8 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
         raise CoterieError('No method is given; name one, such as method = "fedavg".')
     config = RunConfig(**values)
     kind = method_named(config.method)
-    settings = dataclasses.asdict(from_settings(kind, kind.expand(config.settings), config.method))
+    expanded = kind.expand(config.settings, config.scenario.preset_name)
+    settings = dataclasses.asdict(from_settings(kind, expanded, config.method))
     return dataclasses.replace(config, settings={key: settings.get(key, own) for key, own in config.settings.items()})
 
 

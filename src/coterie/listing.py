@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,14 @@ def settings(method: str) -> Table:
     table = _table(f"{method}: {kind.summary}", "setting", "default", "meaning")
     _add_fields(table, kind)
     for name, chosen in kind.presets.items():
-        table.add_row(f"preset={name}", "", ", ".join(f"{key}={value}" for key, value in chosen.items()))
+        table.add_row(f"preset={name}", "", _assigned(chosen))
+        for scenario, there in kind.scenario_presets.get(name, {}).items():
+            table.add_row("", "", f"on {scenario}: {_assigned(there)}")
     return table
+
+
+def _assigned(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def faults() -> Table:

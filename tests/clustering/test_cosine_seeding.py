@@ -15,16 +15,47 @@ from coterie.clustering.cosine_seeding import (
     seeding_layer,
     steady,
 )
+from coterie.models import build_model
 from coterie.task import Task
 
 
-def test_the_layer_is_the_first_fully_connected_one() -> None:
-    def net() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+def layer_of(*layers: nn.Module, shape: tuple[int, ...] = (1, 4, 4)) -> str:
+    return seeding_layer(Task(nn.Sequential(*layers), shape, 2))
 
-    assert seeding_layer(Task(net, (1, 4, 4), 2)) == "2.weight"
-    convolutions = Task(lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 2), nn.Flatten()), (1, 4, 4), 2)
-    assert seeding_layer(convolutions) == "1.weight"
+
+def test_the_layer_is_the_first_fully_connected_one() -> None:
+    assert layer_of(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)) == "2.weight"
+
+
+def test_the_layer_is_never_the_classifier_unless_there_is_no_other() -> None:
+    """A convolution before one linear layer, two convolutions alone, and a single linear layer."""
+    assert layer_of(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)) == "0.weight"
+    assert layer_of(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 2, 2), nn.Flatten()) == "0.weight"
+    assert layer_of(nn.Flatten(), nn.Linear(16, 2)) == "1.weight"
+
+
+def test_resnet_18_gives_its_last_convolution() -> None:
+    """Its only matrix of two dimensions is the classifier, which shows the groups worst of all layers."""
+    task = Task(lambda: build_model("resnet18", (3, 32, 32), 10), (3, 32, 32), 10)
+    layer = seeding_layer(task)
+    weights = [key for key in task.parameters if task.template[key].dim() > 1]
+    classifier = next(key for key in weights if task.template[key].dim() == 2)
+    assert task.template[layer].dim() == 4
+    assert weights.index(layer) == weights.index(classifier) - 1
+
+
+def test_a_head_that_is_written_down_first_is_still_the_classifier() -> None:
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+            self.body = nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            answer: torch.Tensor = self.head(self.body(x.flatten(1)))
+            return answer
+
+    assert seeding_layer(Task(HeadFirst, (1, 4, 4), 2)) == "body.weight"
 
 
 def test_directions_by_hand() -> None:

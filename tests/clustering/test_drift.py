@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.clustering.centroids import Centroids
-from coterie.clustering.drift import Followed, follow
+from coterie.clustering.drift import Followed, follow, nearest
 from coterie.rng import rng
 
 CLASSES, LENGTH = 10, 200
@@ -89,3 +89,25 @@ def test_centres_are_the_means_of_their_members() -> None:
     found = follow(Centroids.of(before, old), old, before, after, CLASSES)
     for cluster in range(len(found.centroids)):
         assert np.allclose(found.centroids.means[cluster], after[found.labels == cluster].mean(0))
+
+
+def test_newcomers_join_known_groups_and_found_unknown_ones() -> None:
+    """30 members of three groups; 6 newcomers of them, and 12 of a fourth, whose rows of `before` do not count."""
+    truth = np.concatenate([np.arange(30) % 3, np.arange(6) % 3, np.full(12, 3)])
+    bits = noisy(truth, 1, 0.1)
+    labels = np.where(np.arange(48) < 30, truth, -1)
+    before = np.where((labels < 0)[:, None], 0, bits).astype(np.uint8)
+    found = follow(Centroids.of(bits[:30], truth[:30]), labels, before, bits, CLASSES)
+    assert found.labels.tolist() == truth.tolist()
+    assert len(found.parents) == 1
+    assert found.centroids.sizes.tolist() == np.bincount(truth).tolist()
+
+
+def test_a_newcomer_that_is_like_nobody_goes_to_the_nearest_until_there_are_more() -> None:
+    truth = np.concatenate([np.arange(30) % 3, [3]])
+    bits = noisy(truth, 1, 0.02)
+    centres = Centroids.of(bits[:30], truth[:30])
+    assert centres.strangers(bits[30:], bits[:30], truth[:30]).all()
+    found = follow(centres, np.where(truth == 3, -1, truth), bits, bits, CLASSES)
+    assert found.labels[30] == nearest(centres, np.array([-1]), bits[30:]).labels[0]
+    assert found.parents == []

@@ -29,6 +29,8 @@ from coterie.run import run
 from coterie.states import count, row
 from coterie.task import Task
 
+from ..tiny import one_weight, rows
+
 QUICK: dict[str, Any] = {"epochs": 1, "fraction": 0.2, "flip": 0.05}
 ROUNDS = 4
 
@@ -209,8 +211,66 @@ def test_a_newcomer_with_unknown_and_missing_classes(rotated: LazyPopulation, fi
     assert {client: after.cluster[client] for client in start.cluster} == start.cluster
 
 
+@pytest.fixture(scope="module")
+def with_negatives(rotated: LazyPopulation) -> OwnPopulation:
+    """The 40 clients of four rotations, and 40 more, a fifth group, whose digits are dark on white."""
+    clients = {client: rotated.client(client) for client in rotated.ids}
+    groups = {client: int(rotated.group(client) or 0) for client in rotated.ids}
+    upright = build("rotated-digits", seed=9, groups=1)
+    for client in upright.ids:
+        data = upright.client(client)
+        clients[f"new {client}"] = ClientData(*(Samples(LEVELS - part.x, part.y) for part in (data.train, data.test)))
+        groups[f"new {client}"] = 4
+    return OwnPopulation(clients, rotated.shape, 10, rotated.normalise, groups)
+
+
+@pytest.mark.parametrize("at_once", [40, 7, 1])
+def test_newcomers_of_a_group_of_their_own_found_one_cluster(
+    with_negatives: OwnPopulation, rotated: LazyPopulation, file: str, at_once: int
+) -> None:
+    """All 40 at once, some at a time, one by one: in the end they have one cluster, and nobody else has moved."""
+    method = Embedding(encoder=file)
+    start = method.init(federation(method, rotated))
+    fed, state = federation(method, with_negatives), start
+    new = [client for client in with_negatives.ids if client not in start.cluster]
+    for first in range(0, 40, at_once):
+        state = method.admit(state, fed, new[first : first + at_once])
+    assert {client: state.cluster[client] for client in start.cluster} == start.cluster
+    assert [state.cluster[client] for client in new] == [4] * 40
+    assert count(state.models) == 5
+    assert state.centroids is not None
+    assert state.centroids.sizes.tolist() == np.bincount(list(state.cluster.values())).tolist()
+
+
+def test_newcomers_of_a_new_group_train_their_own_model(with_negatives: OwnPopulation, file: str) -> None:
+    """In a run: 40 of the 80 clients join later, and the drift that is followed leaves them together."""
+    method = Embedding(encoder=file, reembed=1, **QUICK)
+    result = run(method, with_negatives, net, rounds=3, faults=Faults(joins=((1, 40),)))
+    assert result.n_clusters == 5
+    assert (result.ari or 0) > 0.95
+    assert "cluster-4" in result.models
+
+
+def test_the_paper_sends_every_newcomer_to_the_nearest_centre(
+    with_negatives: OwnPopulation, rotated: LazyPopulation, file: str
+) -> None:
+    method = Embedding(encoder=file, newcomers="nearest")
+    start = method.init(federation(method, rotated))
+    state = method.admit(start, federation(method, with_negatives), with_negatives.ids)
+    assert len(state.cluster) == 80
+    assert count(state.models) == 4
+
+
+def test_regression_is_refused_in_one_sentence() -> None:
+    with pytest.raises(CoterieError, match="embedding sends a code for each class, and regression has none"):
+        run(Embedding(), rows(([1.0], [2]), ([1.0], [6])), one_weight(), rounds=1, loss="mse")
+
+
 def test_lost_embeddings_are_asked_for_again(rotated: LazyPopulation, file: str) -> None:
-    """Clients drop out by chance in each round, so after four rounds everybody has answered once."""
+    """Clients drop out by chance in each round, so after four rounds everybody has answered once.
+
+    Of the first 24 too few are of two rotations for these to be told apart; with those who come later they part.
+    """
     method = Embedding(encoder=file, **QUICK)
     fed = federation(method, rotated, faults=Faults(dropout=0.3))
     state = method.init(fed)
@@ -219,15 +279,9 @@ def test_lost_embeddings_are_asked_for_again(rotated: LazyPopulation, file: str)
     for fed.round in range(1, 1 + ROUNDS):
         state, _ = method.step(state, fed)
     assert set(state.cluster) == set(rotated.ids)
-    assert {client: state.cluster[client] for client in first} == first
-    late = [client for client in rotated.ids if client not in first]
-    assert np.mean([state.cluster[client] == _usual(rotated, first, client) for client in late]) > 0.9
-
-
-def _usual(population: Population, cluster: dict[str, int], client: str) -> int:
-    """The cluster in which most clients of this client's group are."""
-    same = [own for other, own in cluster.items() if population.group(other) == population.group(client)]
-    return max(set(same), key=same.count)
+    assert len(set(first.values())) == 3
+    assert ari(rotated, state) > 0.9
+    assert count(state.models) == 4
 
 
 def test_without_any_embedding_the_first_round_clusters(rotated: LazyPopulation, file: str) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
 
+from coterie.cohort import Cohort
 from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
-from coterie.methods.ladd import LADD, cluster_styles, style
+from coterie.federation import Nothing
+from coterie.methods.ladd import LADD, Style, cluster_styles, scale_of, style
 from coterie.models import build_model
 from coterie.rng import rng, torch_rng
 from coterie.run import run
@@ -61,6 +65,82 @@ def test_on_rotations_it_finds_the_two_pairs(per_class: bool) -> None:
     state = method.init(Simulator(method, task, population, seed=0, options=EngineOptions(workers=1)))
     pairs = {(int(population.group(client) or 0) % 2, cluster) for client, cluster in state.cluster.items()}
     assert len(pairs) == 2, "0 and 180 degrees together, 90 and 270 together"
+
+
+def sent(styles: list[list[list[float]]], present: list[list[bool]]) -> Style:
+    return Style(torch.tensor(styles, dtype=torch.float64), torch.tensor(present))
+
+
+def test_scales_by_hand() -> None:
+    """Two clients, two classes, one amplitude: 2 and 6 for the first class; only the first client has the second, 5.
+
+    Middles: (2 + 6) / 2 = 4 and 5. Deviations: 2, and of a single number 0, for which the unit is 1. Logarithms: the
+    middle of log 2 and log 8 is log 4.
+    """
+    both = sent([[[2.0], [5.0]], [[6.0], [0.3]]], [[True, True], [True, False]])
+    raw = scale_of(both, "raw")
+    assert raw.middle.flatten().tolist() == [4.0, 5.0]
+    assert raw.unit.flatten().tolist() == [1.0, 1.0]
+    assert scale_of(both, "standardised").unit.flatten().tolist() == [2.0, 1.0]
+    logs = scale_of(sent([[[2.0]], [[8.0]]], [[True], [True]]), "log")
+    assert float(logs.middle.exp()) == pytest.approx(4.0)
+    assert scale_of(sent([[[2.0]]], [[False]]), "raw").middle.tolist() == [[0.0]]
+
+
+def test_classes_that_clients_lack_make_no_cluster() -> None:
+    """Two groups whose amplitudes of 100 differ by 5; of each six clients, two lack a class.
+
+    The literal noise in [0, 1) is 100 away from everybody, so k-means parts those who lack a class from those who do
+    not; filled with the mean of the others it is at most 5 away.
+    """
+    generator = torch_rng(3, "groups")
+    truth = [0] * 6 + [1] * 6
+    styles = 100 + 5.0 * torch.tensor(truth)[:, None, None] + torch.rand(12, 4, 9, generator=generator)
+    has = torch.ones(12, 4, dtype=torch.bool)
+    for client, label in ((0, 1), (1, 1), (6, 1), (7, 1)):
+        has[client, label] = False
+        styles[client, label] = torch.rand(9, generator=generator)
+    filled = LADD(k=2).group(Style(styles, has), 0)[0]
+    literal = LADD(k=2, missing="noise").group(Style(styles, torch.ones_like(has)), 0)[0]
+    assert filled == truth
+    assert literal == [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("missing", ["mean", "noise"])
+def test_clients_say_which_classes_they_have(missing: Literal["mean", "noise"]) -> None:
+    """Under "noise", as the authors have it, nobody says so; the styles that are sent are the same."""
+    population = build("rotated-digits", seed=0)
+    ids = tuple(population.ids[:6])
+    data = tuple(population.client(client) for client in ids)
+    cohort = Cohort(ids, Task.of(lambda: build_model("digits-mlp", (1, 8, 8), 10), population), data)
+    found = LADD(missing=missing).describe(cohort, Nothing())
+    has = torch.stack([torch.bincount(each.train.y, minlength=10) > 0 for each in data])
+    assert not has.all()
+    assert found.present.tolist() == (has if missing == "mean" else torch.ones_like(has)).tolist()
+    assert torch.equal(found.style, LADD().describe(cohort, Nothing()).style)
+
+
+@pytest.mark.parametrize("amplitudes", ["raw", "standardised", "log"])
+def test_newcomers_are_placed_in_the_scale_of_the_clusters(amplitudes: Literal["raw", "standardised", "log"]) -> None:
+    population = build("rotated-digits", seed=0, unseen=8)
+    method = LADD(k=2, amplitudes=amplitudes)
+    task = Task.of(lambda: build_model("digits-mlp", (1, 8, 8), 10), population)
+    fed = Simulator(method, task, population, seed=0, options=EngineOptions(workers=1))
+    state = method.admit(method.init(fed), fed, population.unseen_ids)
+    pairs = {(int(population.group(client) or 0) % 2, cluster) for client, cluster in state.cluster.items()}
+    assert len(state.cluster) == 48
+    assert len(pairs) == 2
+
+
+def test_regression_has_no_styles_by_class(digits: OwnPopulation) -> None:
+    with pytest.raises(CoterieError, match="regression has none; set per_class=false"):
+        run(LADD(k=2), digits, one_output, rounds=1, loss="mse")
+    result = run(LADD(k=2, per_class=False, lr=0.001, epochs=1), digits, one_output, rounds=1, loss="mse")
+    assert len(result.clusters or []) == 9
+
+
+def one_output() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 1))
 
 
 def test_newcomers_and_lost_styles_go_to_the_nearest(digits: OwnPopulation) -> None:

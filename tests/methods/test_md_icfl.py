@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie import wire
 from coterie.config import from_tables
 from coterie.data import build
 from coterie.data.own import OwnPopulation
@@ -18,9 +19,12 @@ from coterie.engine.faults import Faults
 from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
 from coterie.engine.simulate import Simulator
 from coterie.errors import CoterieError
+from coterie.methods.base import Models
 from coterie.methods.md_icfl import MDICFL
+from coterie.methods.md_icfl_messages import Distanced
 from coterie.report.panels import Heatmap, ImageGrid
 from coterie.run import run
+from coterie.states import row
 from coterie.task import Task
 
 from ..tiny import batchnorm_net, fingerprint, largest_gap, made, one_weight, rows, small_net
@@ -226,6 +230,53 @@ def test_seeding_finds_the_rotations_and_the_distance_keeps_them() -> None:
 
 def _layers() -> list[torch.nn.Module]:
     return [torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
+
+
+def learnt(method: MDICFL, population: Any, rounds: int) -> tuple[Simulator, Distanced]:
+    """A federation and its state after some rounds."""
+    fed = Simulator(method, Task.of(lambda: torch.nn.Sequential(*_layers()), population), population, seed=1)
+    state = method.init(fed)
+    for number in range(rounds):
+        fed.begin(number)
+        state, _ = method.step(state, fed)
+        fed.commit()
+    return fed, state
+
+
+@pytest.mark.parametrize("privacy", ["weak", "strong"])
+def test_newcomers_download_one_model_and_find_their_cluster(privacy: str) -> None:
+    """Eight clients that never trained: one model down, one up, and everybody is with the clients of its rotation."""
+    population = build("rotated-digits", seed=1, clients=24, samples=60, test_samples=10, unseen=8)
+    method = MDICFL(per_class=3, steps=20, warm_steps=5, hold=1, patience=8, privacy=privacy)  # type: ignore[arg-type]
+    fed, state = learnt(method, population, 10)
+    new = list(population.unseen_ids)
+    before = fed.ledger.down["train"]
+    after = method.admit(state, fed, new)
+    fed.close()
+    one = wire.encoded_size(Models(row(state.models, 0)))
+    assert len(new) * one <= fed.ledger.down["train"] - before < len(new) * 1.3 * one
+    usual = {population.group(client): cluster for client, cluster in state.cluster.items()}
+    assert [after.cluster[client] for client in new] == [usual[population.group(client)] for client in new]
+    assert {client: after.cluster[client] for client in state.cluster} == state.cluster
+
+
+def test_newcomers_are_asked_nothing_before_there_are_clusters(digits: OwnPopulation) -> None:
+    """While the seeding goes on, and with K = 1, there is one model for all; a newcomer that is lost has none."""
+    for method in (md(patience=9), md(k=1)):
+        fed = Simulator(method, Task.of(small_net, digits), digits, seed=0)
+        state = method.init(fed)
+        assert method.admit(state, fed, digits.ids) is state
+        assert fed.ledger.down["train"] == 0
+        fed.close()
+    method = md(seeding="none")
+    task = Task.of(small_net, digits)
+    fed = Simulator(method, task, digits, seed=0)
+    state, _ = method.step(method.init(fed), fed)
+    fed.close()
+    known = {client: cluster for client, cluster in state.cluster.items() if client != "c3"}
+    silent = Simulator(method, task, digits, seed=0, faults=Faults(dropout=1.0))
+    assert method.admit(replace(state, cluster=known), silent, ["c3"]).cluster == known
+    silent.close()
 
 
 def test_impatient_seeding_takes_what_it_has(digits: OwnPopulation) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coterie.config import ScenarioConfig
 from coterie.data import build
 from coterie.data.population import LazyPopulation
 from coterie.reproduce import EXPERIMENTS
 from coterie.reproduce.figures_embedding import _ratio
 from coterie.reproduce.figures_embedding_drift import _FreshHalf
+from coterie.reproduce.figures_embedding_ladd import _lines
 
 
 def test_the_digits_against_flips_and_a_second_call_that_only_reads(tmp_path: Path) -> None:
@@ -29,6 +31,14 @@ def test_embedding_is_timed_against_an_epoch() -> None:
     assert float(plain) > 0
     assert kernel == "–" or float(kernel) >= 0
     assert float(ratio) >= 0
+
+
+def test_every_way_to_read_styles_has_a_line() -> None:
+    """Two rotations are all that LADD sees in the digits, however it fills the classes that clients lack."""
+    lines = _lines(ScenarioConfig("rotated-digits"), (0,), lambda _: None)
+    assert [line[1:3] for line in lines[:2]] == [["raw", "mean"], ["raw", "noise"]]
+    assert len(lines) == 6
+    assert lines[0][4] == "0.48 (2)"
 
 
 def test_fresh_halves_change_and_keep_their_group() -> None:

@@ -19,10 +19,36 @@ from coterie.task import Task
 
 
 def seeding_layer(task: Task) -> str:
-    """The first fully connected layer; where there is none, the last layer with a matrix of weights."""
-    shapes = {name: task.template[name].dim() for name in task.parameters}
-    linear = [name for name, dimensions in shapes.items() if dimensions == 2]
-    return linear[0] if linear else [name for name, dimensions in shapes.items() if dimensions > 1][-1]
+    """The first fully connected layer that is not the classifier; else the last layer before the classifier.
+
+    The classifier is the layer with weights that the network uses last. Its updates follow the labels rather than the
+    groups, so it is taken only where a network has no other layer.
+    """
+    weights = _in_order_of_use(task)
+    inner = weights[:-1] or weights
+    linear = [name for name in inner if task.template[name].dim() == 2]
+    return linear[0] if linear else inner[-1]
+
+
+def _in_order_of_use(task: Task) -> list[str]:
+    """The names of the matrices of weights, in the order in which a forward pass is done with their layers.
+
+    The order in which a network lists its parameters says less: a head may be written down before the body.
+    """
+    names = [name for name in task.parameters if task.template[name].dim() > 1]
+    module, calls = task.module.eval(), []
+    hooks = [
+        layer.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, layer in module.named_modules()
+    ]
+    try:
+        with torch.no_grad():
+            module(task.inputs(torch.zeros(1, *task.shape)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    last = {layer: place for place, layer in enumerate(calls)}
+    used = [name for name in names if name.rpartition(".")[0] in last]
+    return sorted(used, key=lambda name: last[name.rpartition(".")[0]])
 
 
 def directions(models: Stack, common: State, layer: str, shares: Tensor | None = None, ridge: float = 1.0) -> Tensor:

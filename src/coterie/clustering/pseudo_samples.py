@@ -6,7 +6,7 @@ per sample. The networks are in evaluation mode and stay as they are; only pixel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -183,3 +183,10 @@ def brightness(task: Task, data: Sequence[Samples]) -> Tensor:
         x = task.inputs(samples.x) if len(samples) else torch.zeros(1, *task.shape)
         means.append(x.mean((0, 2, 3)) if x.dim() == 4 else x.mean().view(1))
     return torch.stack(means)
+
+
+def prior_means(said: Mapping[str, Tensor], cluster: Mapping[str, int], k: int) -> Tensor:
+    """mu of every cluster: the mean over its clients of what they said, over all clients where it has none."""
+    everyone = torch.stack([said[client] for client in sorted(said)])
+    rows = [[said[client] for client in sorted(said) if cluster.get(client) == j] for j in range(k)]
+    return torch.stack([torch.stack(mine).mean(0) if mine else everyone.mean(0) for mine in rows])

@@ -66,7 +66,13 @@ class LocalTraining:
     paper: ClassVar[str]
     summary: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Settings that belong together, by name: `preset=NAME` on the command line and in TOML."""
+    """Settings that belong together, by name: `preset=NAME` on the command line and in TOML.
+
+    A paper's preset that says how clients train says all of it (every field of `LocalTraining`), so that nothing of it
+    is left to the scenario.
+    """
+    scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
+    """What a preset says otherwise on a scenario: preset name, scenario name, settings."""
 
     def __post_init__(self) -> None:
         self._require(self.epochs >= 1, "epochs", "be at least 1")
@@ -77,20 +83,20 @@ class LocalTraining:
         self._require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]")
 
     @classmethod
-    def expand(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with those of the preset they name, which give way to what else is set."""
+    def expand(cls, settings: Mapping[str, Any], scenario: str = "") -> dict[str, Any]:
+        """Settings with those of the preset they name, on that scenario; these give way to what else is set."""
         own = dict(settings)
         preset = own.pop("preset", None)
         if preset is None:
             return own
         if preset not in cls.presets:
             raise unknown(f"preset of {cls.name}", str(preset), cls.presets)
-        return {**cls.presets[preset], **own}
+        return {**cls.presets[preset], **cls.scenario_presets.get(preset, {}).get(scenario, {}), **own}
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> Self:
-        """The method with a preset's settings and some of one's own: `MDICFL.preset("paper", k=3)`."""
-        return cls(**cls.expand({"preset": name, **changes}))
+    def preset(cls, name: str, scenario: str = "", /, **changes: Any) -> Self:
+        """The method with a preset's settings, as on a scenario, and some others: `MDICFL.preset("paper", k=3)`."""
+        return cls(**cls.expand({"preset": name, **changes}, scenario))
 
     def _require(self, fine: bool, key: str, what: str) -> None:
         if not fine:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coterie.clustering.autoencoder import Encoder, fresh_encoder, load_encoder, read_public, train_on_public
 from coterie.clustering.centroids import Centroids
-from coterie.clustering.drift import follow
+from coterie.clustering.drift import follow, nearest
 from coterie.clustering.embed import (
     Bits,
     binarise,
@@ -111,12 +111,36 @@ class Embedding(ModelPerCluster[Groups]):
     )
     min_size: int = field(default=0, metadata={"help": "least cluster size of paper, bayes, silhouette; 0: a tenth"})
     shared: int = field(default=0, metadata={"help": "first parameter tensors that all clusters share (authors: 4)"})
+    newcomers: Literal["found", "nearest"] = field(
+        default="found",
+        metadata={"help": "several newcomers that are like nobody found a cluster, or all go to the nearest (paper)"},
+    )
     reembed: int = field(default=0, metadata={"help": "clients embed anew every so many rounds (drift); 0: never"})
 
     name: ClassVar[str] = "embedding"
     paper: ClassVar[str] = "Prigent et al. 2024, FL clustering with local data compression"
     summary: ClassVar[str] = "one-shot clusters from compressed, quantised data, found by a Ward tree"
     state_type: ClassVar[type[Groups]] = Groups
+    # Table I and section V; the optimiser, the batch and the pre-training, on which the paper is silent, by the code
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            "rule": "paper", "flip": 0.1, "shared": 0, "newcomers": "nearest", "fraction": 0.5,
+            "pretraining": "federated", "encoder_rounds": 10, "encoder_fraction": 0.5, "encoder_epochs": 3,
+            "encoder_steps": 1, "encoder_batch": 32, "encoder_lr": 1e-3,
+            "epochs": 5, "batch": 32, "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
+            "optimiser": "adam",
+        },
+    }  # fmt: skip
+    scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+        "paper": {
+            "rotated-mnist": {"min_size": 10},
+            "cycled-cifar10": {"min_size": 10, "epochs": 1, "encoder_epochs": 1},
+            "femnist": {
+                "min_size": 100, "epochs": 3, "fraction": 75, "encoder_rounds": 20, "encoder_fraction": 75,
+            },
+            "pacs": {"min_size": 5, "epochs": 1, "encoder_rounds": 30},
+        },
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,6 +163,8 @@ class Embedding(ModelPerCluster[Groups]):
 
     def init(self, fed: Federation) -> Groups:
         """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
+        if fed.task.loss == "mse":
+            raise CoterieError("embedding sends a code for each class, and regression has none; take another method.")
         autoencoder = self._pretrained(fed)
         start = spread(fed.task.init(fed.seed), 1)
         return self._clustered(Groups(autoencoder, start, {}, {}), fed)
@@ -266,38 +292,48 @@ class Embedding(ModelPerCluster[Groups]):
         return replace(state, models=models), log
 
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
-        """Newcomers (and clients whose first embedding was lost) go to the nearest centre, which follows them."""
+        """Newcomers (and clients whose first embedding was lost) go to the nearest centre, which follows them.
+
+        Several that are like nobody found a cluster (ours; with newcomers = "nearest" they do not).
+        """
+        new = [client for client in new if client not in state.cluster]
         if not new or state.centroids is None:
             return state
         ids, bits = self._ask_for_bits(state, fed, new)
-        centroids, cluster, known = state.centroids, dict(state.cluster), dict(state.bits)
-        for client, own in zip(ids, bits, strict=True):
-            if client in cluster:
-                continue
-            cluster[client] = int(centroids.nearest(own[None])[0])
-            centroids = centroids.with_member(cluster[client], own)
-            known[client] = pack_bits(own)
-        return replace(state, centroids=centroids, cluster=cluster, bits=known)
+        return self._followed(state, fed, ids, bits)[0] if ids else state
 
     def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
-        """Clients embed anew; who has left its cluster migrates to the nearest, or founds one (see `follow`)."""
+        """Clients embed anew; those that have left their cluster go to the nearest, or found one (see `follow`)."""
         ids, bits = self._ask_for_bits(state, fed, [client for client in fed.ids if client in state.cluster])
-        if not ids or state.centroids is None:
-            return state, {}
-        before = unpack_bits(torch.stack([state.bits[client] for client in ids]), bits.shape[1])
-        labels = np.array(state.of(ids), np.int64)
-        now = follow(state.centroids, labels, before, bits, fed.task.classes)
+        return self._followed(state, fed, ids, bits) if ids else (state, {})
+
+    def _followed(self, state: Groups, fed: Federation, ids: Sequence[ClientId], bits: Bits) -> tuple[Groups, Log]:
+        """The state after these clients, newcomers or not, have sent these bits; the others are as they were."""
+        assert state.centroids is not None
+        known = sorted(state.cluster)
+        sent = dict(zip(ids, bits, strict=True))
+        had = unpack_bits(torch.stack([state.bits[client] for client in known]), bits.shape[1])
+        newcomers = [client for client in ids if client not in state.cluster]
+        after = np.stack([sent.get(client, own) for client, own in zip(known, had, strict=True)])
+        fresh = np.stack([sent[client] for client in newcomers]) if newcomers else after[:0]
+        before, after = np.concatenate([had, fresh]), np.concatenate([after, fresh])
+        labels = np.array(state.of([*known, *newcomers]), np.int64)
+        if newcomers and self.newcomers == "nearest":
+            now = nearest(state.centroids, labels, after)
+        else:
+            now = follow(state.centroids, labels, before, after, fed.task.classes)
         models = state.models
         for parent in now.parents:
             models = concat([models, spread(row(models, parent), 1)])
-        after = replace(
+        state = replace(
             state,
             models=models,
             centroids=now.centroids,
-            cluster={**state.cluster, **dict(zip(ids, now.labels.tolist(), strict=True))},
-            bits={**state.bits, **dict(zip(ids, map(pack_bits, bits), strict=True))},
+            cluster=dict(zip([*known, *newcomers], now.labels.tolist(), strict=True)),
+            bits={**state.bits, **{client: pack_bits(own) for client, own in sent.items()}},
         )
-        return after, {"moved": int((now.labels != labels).sum()), "founded": len(now.parents)}
+        moved = int((now.labels != labels)[: len(known)].sum())
+        return state, {"moved": moved, "founded": len(now.parents)}
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 

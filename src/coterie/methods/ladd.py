@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,20 +23,31 @@ from coterie.threads import one_thread_everywhere
 
 _STARTS = 10
 _RADIUS_SHARE = 0.1
+_SMALLEST = 1e-6  # amplitude whose logarithm is taken
 
 
 @dataclass(frozen=True)
 class Style:
-    """A client's style vector."""
+    """A client's styles class by class, [classes, window], and of which classes it has samples."""
 
     style: Tensor
+    present: Tensor
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What makes styles comparable: the middle of each number over the clients that have it, and its unit."""
+
+    middle: Tensor
+    unit: Tensor
 
 
 @dataclass(frozen=True)
 class Styled(Clusters):
-    """Clusters with the mean style of each, for newcomers."""
+    """Clusters with the mean style of each, for newcomers, and the scale that these are in."""
 
     centres: Tensor | None = None
+    scale: Scale | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,14 @@ class LADD(ClusterMethod):
     radius: int = field(default=0, metadata={"help": "half-width b of the window; 0: a tenth of the image's side"})
     per_class: bool = field(
         default=True, metadata={"help": "one style per class (the paper's baseline), or one in all"}
+    )
+
+    amplitudes: Literal["raw", "standardised", "log"] = field(
+        default="raw", metadata={"help": "amplitudes as they are (LADD), each with deviation 1, or their logarithms"}
+    )
+    missing: Literal["mean", "noise"] = field(
+        default="mean",
+        metadata={"help": "a class a client lacks: the mean of those who have it (ours), or noise in [0, 1)"},
     )
 
     name: ClassVar[str] = "ladd"
@@ -75,32 +94,47 @@ class LADD(ClusterMethod):
             raise CoterieError(
                 f"ladd: k = {self.k} clusters need at least as many clients, but there are {len(fed.ids)}."
             )
+        if self.per_class and fed.task.loss == "mse":
+            raise CoterieError("ladd takes a style for each class, and regression has none; set per_class=false.")
         return self._started(fed, fed.task.init(fed.seed))
 
     def _started(self, fed: Federation, model: dict[str, Tensor]) -> Styled:
-        cluster, centres = self._found(fed, fed.ids)
-        return Styled(spread(model, 1 if centres is None else len(centres)), cluster, centres)
+        cluster, centres, scale = self._found(fed, fed.ids)
+        return Styled(spread(model, 1 if centres is None else len(centres)), cluster, centres, scale)
 
-    def _found(self, fed: Federation, ids: Sequence[ClientId]) -> tuple[dict[str, int], Tensor | None]:
+    def _found(self, fed: Federation, ids: Sequence[ClientId]) -> tuple[dict[str, int], Tensor | None, Scale | None]:
         replies = fed.ask(self.describe, sorted(ids), same=Nothing())
         if replies.value is None:
-            return {}, None
-        styles = replies.value.style.double().numpy()
-        labels = cluster_styles(styles, self.k, self.most, fed.seed)
-        centres = np.stack([styles[labels == group].mean(0) for group in range(labels.max() + 1)])
-        return dict(zip(replies.ids, labels.tolist(), strict=True)), torch.from_numpy(centres)
+            return {}, None, None
+        labels, centres, scale = self.group(replies.value, fed.seed)
+        return dict(zip(replies.ids, labels, strict=True)), centres, scale
+
+    def group(self, sent: Style, seed: int) -> tuple[list[int], Tensor, Scale]:
+        """The clusters of clients with these styles, the mean style of each, and the scale that it is in."""
+        scale = scale_of(sent, self.amplitudes)
+        styles = self._comparable(sent, scale).numpy()
+        labels = cluster_styles(styles, self.k, self.most, seed)
+        centres = np.stack([styles[labels == number].mean(0) for number in range(labels.max() + 1)])
+        return labels.tolist(), torch.from_numpy(centres), scale
+
+    def _comparable(self, sent: Style, scale: Scale) -> Tensor:
+        """Styles as k-means sees them, [clients, classes * window]."""
+        filled = torch.where(sent.present[:, :, None], amplified(sent, self.amplitudes), scale.middle)
+        return (filled / scale.unit).flatten(1)
 
     @on_client
     def describe(self, c: Cohort, sent: Nothing) -> Style:
         """On the client: the mean amplitudes of its images, class by class."""
-        styles = []
+        styles, present = [], []
+        classes = c.task.classes if self.per_class else 1
         for client, data in zip(c.ids, c.data, strict=True):
             amplitudes = style(c.task.normalise(data.train.x, torch.float32), self.radius)
             noise = rng(c.seed, "missing classes", client)
-            classes = c.task.classes if self.per_class else 1
-            labels = data.train.y if self.per_class else torch.zeros_like(data.train.y)
-            styles.append(class_means(amplitudes, labels, classes, noise).flatten())
-        return Style(torch.stack(styles))
+            labels = data.train.y if self.per_class else torch.zeros(len(data.train), dtype=torch.int64)
+            styles.append(class_means(amplitudes, labels, classes, noise))
+            has = torch.isin(torch.arange(classes), labels)
+            present.append(has if self.missing == "mean" else torch.ones_like(has))
+        return Style(torch.stack(styles), torch.stack(present))
 
     def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
         """FedAvg inside the clusters; clients whose style was lost are asked again first."""
@@ -113,18 +147,35 @@ class LADD(ClusterMethod):
             return state, {}
         trained = self.averaged(state, self.train_clusters(state, fed))
         assert isinstance(state, Styled)
-        return Styled(trained.models, trained.cluster, state.centres), {}
+        return replace(state, models=trained.models), {}
 
     def admit(self, state: Clusters, fed: Federation, new: Sequence[ClientId]) -> Styled:
         """Newcomers go to the nearest style."""
         assert isinstance(state, Styled)
-        if not new or state.centres is None:
+        if not new or state.centres is None or state.scale is None:
             return state
         replies = fed.ask(self.describe, sorted(new), same=Nothing())
         if replies.value is None:
             return state
-        nearest = torch.cdist(replies.value.style.double(), state.centres).argmin(1).tolist()
-        return Styled(state.models, {**state.cluster, **dict(zip(replies.ids, nearest, strict=True))}, state.centres)
+        nearest = torch.cdist(self._comparable(replies.value, state.scale), state.centres).argmin(1).tolist()
+        return replace(state, cluster={**state.cluster, **dict(zip(replies.ids, nearest, strict=True))})
+
+
+def amplified(sent: Style, amplitudes: str) -> Tensor:
+    """The amplitudes that were sent, or their logarithms."""
+    styles = sent.style.double()
+    return styles.clamp_min(_SMALLEST).log() if amplitudes == "log" else styles
+
+
+def scale_of(sent: Style, amplitudes: str) -> Scale:
+    """The scale of these clients' styles: the middle is 0 where nobody has a class, the unit 1 unless standardised."""
+    styles, has = amplified(sent, amplitudes), sent.present[:, :, None].double()
+    number = has.sum(0).clamp_min(1)
+    middle = (styles * has).sum(0) / number
+    if amplitudes != "standardised":
+        return Scale(middle, torch.ones_like(middle))
+    deviation = (((styles - middle) ** 2 * has).sum(0) / number).sqrt()
+    return Scale(middle, torch.where(deviation > 0, deviation, 1.0))
 
 
 def style(images: Tensor, radius: int = 0) -> Tensor:

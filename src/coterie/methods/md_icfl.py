@@ -17,6 +17,7 @@ from coterie.clustering.pseudo_samples import (
     brightness,
     draw,
     fresh_generators,
+    prior_means,
     sample_loss,
     train_generators,
 )
@@ -27,70 +28,15 @@ from coterie.federation import Federation, Nothing, Replies, on_client
 from coterie.kernel import Net
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import ModelPerCluster, cluster_sizes, distinct_starts
+from coterie.methods.md_icfl_messages import Brightness, ClassDistances, Distanced, Identity, Introduction, Seeds
 from coterie.report.panels import Heatmap, Panel, image_grid
 from coterie.rng import rng, torch_rng
-from coterie.states import Stack, group_means, row, spread, stack
+from coterie.states import Stack, group_means, mean, row, spread, stack
 from coterie.task import Task
 from coterie.threads import worker_pool
 
 _MEMORY = 0.5  # what a client's earlier directions still count in the seeding
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """Cosine seeding on its way: each client's summed direction, the last round's groups, for how many rounds alike."""
-
-    vectors: dict[str, Tensor]
-    groups: dict[str, int]
-    alike: int = 1
-
-
-@dataclass(frozen=True)
-class Distanced:
-    """K models, the cluster of every client met, what clients said of themselves, and the samples of the last round.
-
-    `labels` is p_i(y) and stays empty under strong privacy. `held` is the round until which seeded clusters are kept.
-    """
-
-    models: Stack
-    cluster: dict[str, int]
-    labels: dict[str, Tensor]
-    means: dict[str, Tensor]
-    seeds: Seeds | None = None
-    held: int = 0
-    samples: Tensor | None = None
-    generators: Stack | None = None
-    outputs: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Brightness:
-    """The mean of a client's inputs per channel, as its network sees them."""
-
-    mean: Tensor
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """The same, and the shares p_i(y) of the classes: what a client says once, under weak privacy."""
-
-    mean: Tensor
-    labels: Tensor
-
-
-@dataclass(frozen=True)
-class ClassDistances:
-    """The secondary communication: d_ij^k of a client to every cluster, [K, C], and the cluster it is in (-1: none)."""
-
-    distances: Tensor
-    present: Tensor
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The cluster a client finds nearest."""
-
-    cluster: Tensor
+_CIFAR10 = ("swapped-rotated-cifar10", "rotated-cifar10", "swapped-cifar10", "cycled-cifar10")
 
 
 @dataclass(frozen=True)
@@ -151,10 +97,16 @@ class MDICFL(ModelPerCluster[Distanced]):
     state_type: ClassVar[type[Distanced]] = Distanced
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
-            "start": "independent", "seeding": "none", "per_class": 30, "warm_steps": 0, "generator_warm_steps": 0,
-            "prior_mean": 0.5, "weighting": "equal", "lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 2,
+            "start": "independent", "seeding": "none", "privacy": "weak", "weighting": "equal", "per_class": 30,
+            "steps": 100, "warm_steps": 0, "search_lr": 0.1, "prior": 0.1, "prior_mean": 0.5, "generator_steps": 1000,
+            "generator_warm_steps": 0, "generator_lr": 0.01, "generator_batch": 100, "noise": 16,
+            "epochs": 2, "batch": 50, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
+            "optimiser": "sgd",
         },
     }  # fmt: skip
+    scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+        "paper": {"multi-source-digits": {"epochs": 3}, **{name: {"epochs": 1} for name in _CIFAR10}},
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,6 +214,28 @@ class MDICFL(ModelPerCluster[Distanced]):
         log |= {"moved": moved, "sizes": cluster_sizes(groups, self.k)}
         return replace(state, models=models, cluster={**state.cluster, **chosen}), log
 
+    def admit(self, state: Distanced, fed: Federation, new: Sequence[ClientId]) -> Distanced:
+        """Newcomers train one model, and go to the cluster whose samples the result reads as its model does.
+
+        Ours: the paper has no newcomers. From a cluster's own model a client stays near that cluster, so where all
+        clusters have one origin, newcomers begin with the mean of the clusters' models.
+        """
+        new = [client for client in new if client not in state.cluster]
+        if self.k == 1 or state.seeds or not state.cluster or not new:
+            return state  # there is one model, or there are no clusters yet
+        state = self._introduced(state, fed, new)
+        models, rows = state.models, [self._first(state, fed, client) for client in new]
+        if self.start == "shared":
+            sizes = cluster_sizes(torch.tensor(list(state.cluster.values())), self.k)
+            models, rows = stack([mean(models, torch.tensor(sizes))]), [0] * len(new)
+        replies = fed.ask(self.train, new, each=Models(models), rows=rows)
+        if replies.value is None:
+            return state
+        samples = self._sample(state, fed).samples if state.samples is None else state.samples
+        readings = read_samples(fed.task, replies.value.model, state.models, samples)
+        found = self._nearest(state, fed, replies.ids, readings.distances)
+        return replace(state, cluster={**state.cluster, **found})
+
     def _first(self, state: Distanced, fed: Federation, client: ClientId) -> int:
         """The cluster a client starts the round in; a random one the first time."""
         if client in state.cluster:
@@ -307,12 +281,7 @@ class MDICFL(ModelPerCluster[Distanced]):
         """mu of every cluster: as set, or the mean over its clients of what they said; [K, channels or 1]."""
         if self.prior_mean is not None or not state.means:
             return torch.full((self.k, 1), self.prior_mean or 0.0)
-        everyone = torch.stack([state.means[client] for client in sorted(state.means)])
-        rows = [
-            [state.means[client] for client in sorted(state.means) if state.cluster.get(client) == j]
-            for j in range(self.k)
-        ]
-        return torch.stack([torch.stack(mine).mean(0) if mine else everyone.mean(0) for mine in rows])
+        return prior_means(state.means, state.cluster, self.k)
 
     def _nearest(
         self, state: Distanced, fed: Federation, ids: Sequence[ClientId], distances: Tensor
