@@ -70,14 +70,21 @@ class RunConfig:
         method_named(self.method)
 
     def build_method(self, defaults: Mapping[str, Any]) -> ServerMethod[Any]:
-        """The method with its settings; `defaults` (the scenario's training) give way to what the user set."""
+        """The method with its settings; `defaults` (the scenario's training) give way to what the user set.
+
+        A rate belongs to its optimiser: with another optimiser than the scenario's, the scenario's rate does not count.
+        """
         kind = method_named(self.method)
         own = kind.__dataclass_fields__
         changed = {f for f in own if own[f].default != ServerMethod.__dataclass_fields__.get(f, own[f]).default}
         fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
         mine = f"{self.method}."
         fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
-        return from_settings(kind, {**fitting, **kind.expand(self.settings)}, self.method)
+        chosen = kind.expand(self.settings)
+        usual = own["optimiser"].default
+        if chosen.get("optimiser", fitting.get("optimiser", usual)) != fitting.get("optimiser", usual):
+            fitting.pop("lr", None)
+        return from_settings(kind, {**fitting, **chosen}, self.method)
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
