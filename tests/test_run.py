@@ -69,7 +69,8 @@ def test_a_run_leaves_everything_in_its_folder(coterie: Command, tmp_path: Path)
     assert int(rows[-1]["bytes_down"]) == result["bytes_down"]
     assert float(rows[-1]["accuracy"]) == result["accuracy"]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["start", "engine", "round", "round", "round", "end"]
+    kinds = [event["event"] for event in events if event["event"] != "warning"]  # so little training is not enough
+    assert kinds == ["start", "engine", "round", "round", "round", "end"]
     config = tomllib.loads((out / "config.toml").read_text())
     assert config["method"] == "oracle"
     assert config["scenario"]["clients"] == 6

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +21,7 @@ from coterie import wire
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError, Unfinished
+from coterie.health import Health
 from coterie.kind import KIND_FILE, Kind, check_kind, kind_of
 from coterie.settings import differing
 from coterie.states import State
@@ -51,6 +52,7 @@ class Progress:
     state: str
     memory: dict[str, str]
     config: str
+    health: Health
 
 
 class RunFolder:
@@ -145,6 +147,7 @@ class RunFolder:
         next_round: int,
         seconds: float,
         failures: int,
+        health: Health,
         ledger: tuple[Mapping[str, int], Mapping[str, int]],
         memory: Mapping[ClientId, Memory],
         touched: Sequence[ClientId],
@@ -166,8 +169,9 @@ class RunFolder:
             state=name,
             memory=dict(self._memory),
             config=self.config,
+            health=health,
         )
-        self.write("checkpoint/latest.json", json.dumps(progress.__dict__).encode())
+        self.write("checkpoint/latest.json", json.dumps(asdict(progress)).encode())
         self._sweep(progress)
 
     def _put(self, where: str, what: str, data: bytes) -> str:
@@ -208,7 +212,8 @@ class RunFolder:
         """
         path = self.path / "checkpoint" / "latest.json"
         try:
-            unmarked = {"config": ""}  # checkpoints were once made without it
+            # checkpoints were once made without these; their replies are not known, so they do not fail the run
+            unmarked = {"config": "", "health": asdict(Health(valid=1))}
             progress = wire.unpack(Progress, {**unmarked, **json.loads(path.read_text())}, {})
             if progress.method != method:
                 raise CoterieError(

@@ -45,7 +45,7 @@ def test_run_report_tells_the_whole_story(tmp_path: Path) -> None:
     text, figures = read(folder / "report.html")
     assert escape(run_headline(result_of(folder))) in text
     for words in (
-        "Found groups against true groups",
+        "The groups made against the true groups",
         "Map of the clients",
         "no reply before the deadline",
         "2, 5",

@@ -20,7 +20,7 @@ from coterie import fast, wire
 from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
 from coterie.engine.network import NOBODY, Keys, draw, peer_key
-from coterie.federation import Failure, check_reply, largest_norm, on_client
+from coterie.federation import Failure, check_reply, largest_norm, model_norms, on_client
 from coterie.kernel.library import Library
 from coterie.methods.base import LocalTraining, Models
 from coterie.rng import rng
@@ -235,7 +235,8 @@ def inbox_of(
 
     An answer of another shape, with NaN, or far too large is treated as if it had never come.
     """
-    limit = largest_norm(template)
+    # against its own model, which no other peer can influence
+    limit = largest_norm(model_norms({f"model/{name}": t for name, t in own.model.items()}, template))
     good: dict[int, Answers] = {}
     refused: dict[int, Failure] = {}
     for key in wanted:
