@@ -19,6 +19,7 @@ from coterie.methods import METHODS, method_named
 from coterie.methods.base import ServerMethod
 from coterie.models import build_model
 from coterie.run import Result, run
+from coterie.saved import load_model
 from coterie.settings import from_settings
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_path",
+    "load_model",
     "method",
     "run",
 ]

@@ -19,10 +19,11 @@ from urllib.parse import quote
 
 from coterie import wire
 from coterie.cohort import Memory
-from coterie.data.samples import ClientId
+from coterie.data.samples import ClientId, Normalise
 from coterie.errors import CoterieError, Unfinished
 from coterie.health import Health
 from coterie.kind import KIND_FILE, Kind, check_kind, kind_of
+from coterie.saved import encode_model
 from coterie.settings import differing
 from coterie.states import State
 
@@ -271,10 +272,10 @@ class RunFolder:
         """Remove the folder of a run that never began, so that its place is free for another try."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def models(self, models: Mapping[str, State]) -> None:
-        """One file per model."""
+    def models(self, models: Mapping[str, State], normalise: Normalise) -> None:
+        """One file per model, with the normalisation of its inputs; `coterie.load_model` reads it."""
         for name, state in models.items():
-            self.write(f"models/{quote(name, safe='')}.safetensors", wire.encode(state))
+            self.write(f"models/{quote(name, safe='')}.safetensors", encode_model(state, normalise))
 
     def read_metrics(self) -> list[Row]:
         """The metrics written so far."""

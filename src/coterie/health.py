@@ -98,9 +98,9 @@ class Health:
             return []
         return self._say(
             "constant",
-            f"round {number + 1}: the mean accuracy, {100 * mean:.1f} %, is not above that of always answering the most "
-            f"frequent class, {100 * majority:.1f} %; train for longer, bring the inputs to values of about -1 to 1, or "
-            f"try another lr (now {rate:g})",
+            f"round {number + 1}: the mean accuracy, {100 * mean:.1f} %, is not above that of always answering the "
+            f"most frequent class, {100 * majority:.1f} %; train for longer, bring the inputs to values of about -1 "
+            f"to 1, or try another lr (now {rate:g})",
         )
 
     def check_end(self, method: str, rounds: int) -> None:
@@ -110,8 +110,8 @@ class Health:
         kind = max(self.lost, key=lambda each: self.lost[each], default="lost")
         reason = self.reasons.get(kind, "nobody answered")
         raise NothingLearnt(
-            f"{method}: nothing was learnt, for no reply counted in any of the {rounds} rounds; {self.lost.get(kind, 0)} "
-            f"were {kind} ({reason}): {_REMEDIES.get(kind, _OTHERWISE)}."
+            f"{method}: nothing was learnt, for no reply counted in any of the {rounds} rounds; "
+            f"{self.lost.get(kind, 0)} were {kind} ({reason}): {_REMEDIES.get(kind, _OTHERWISE)}."
         )
 
     def _say(self, key: str, text: str) -> list[str]:

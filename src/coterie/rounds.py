@@ -259,7 +259,8 @@ class _Experiment:
 
     def _finish(self, state: Any, judged: Judgement, scenario: str) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has judged once more
-        models = {**self.method.models(state), **_kept_models(self.fed.memory)}
+        used = {*(judged.clusters or ()), *(self.method.clusters(state, self.fed.ids) or ())}
+        models = {**self.method.models_in_use(state, used), **_kept_models(self.fed.memory)}
         result = Result(
             method=self.method.name,
             scenario=scenario,
@@ -289,7 +290,7 @@ class _Experiment:
         )
         if self.folder:
             self._save(state, self.rounds)
-            self.folder.models(models)
+            self.folder.models(models, self.fed.task.normalise)
             panels = self.method.panels(state, judged.ids, judged.truth)
             with self.folder.writing(self.folder.path):
                 if panels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -152,6 +152,10 @@ class ServerMethod(LocalTraining, ABC, Generic[S]):
     @abstractmethod
     def models(self, state: S) -> Mapping[str, State]:
         """The models worth saving, by name."""
+
+    def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
+        """Those of the models that somebody uses, where the clusters that have members are these."""
+        return self.models(state)
 
     def assess(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Have clients judge, on their test part, the model they would use now."""
