@@ -22,7 +22,7 @@ from coterie.cohort import Memory
 from coterie.data.samples import ClientId, Normalise
 from coterie.errors import CoterieError, Unfinished
 from coterie.health import Health
-from coterie.kind import KIND_FILE, Kind, check_kind, kind_of
+from coterie.kind import IN_PYTHON, KIND_FILE, Kind, check_kind, kind_of
 from coterie.saved import encode_model
 from coterie.settings import differing
 from coterie.states import State
@@ -237,6 +237,17 @@ class RunFolder:
                 os.truncate(self.path / name, size)
         self._memory = dict(progress.memory)
         return progress, state, memory
+
+    def check_same(self, config: str) -> None:
+        """Refuse to go on, from Python, with other settings than the run began with."""
+        if f'name = "{IN_PYTHON}"' not in self.config:  # once it had none of them
+            return
+        changed = differing(self.config, config) - _FREE
+        if changed:
+            raise CoterieError(
+                f"The run in {self.path} began with other settings ({', '.join(sorted(changed))}); go on with the same "
+                "ones, or start a new run with another folder."
+            )
 
     def _check_settings(self, progress: Progress, rounds: int | None) -> None:
         changed = differing(progress.config, self.config) - _FREE if progress.config else set()

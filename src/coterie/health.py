@@ -1,4 +1,4 @@
-"""Whether a run learns anything: replies that do not count, training that diverges. Each is said once, with a remedy."""
+"""Whether a run learns anything: replies that do not count, training that diverges; each is said once."""
 
 from __future__ import annotations
 

@@ -200,19 +200,26 @@ def _clients(page: Page, run: RunFolder) -> list[str]:
 
 
 def _again(run: RunFolder) -> list[str]:
-    result = run.result
-    name = run.path.resolve().name
-    command = result.get("command") or shlex.join(
-        [
-            "coterie", "run", str(result["method"]), "--scenario", str(result["scenario"]),
-            "--rounds", str(result["rounds"]), "--seed", str(result["seed"]),
-            *(["--config", f"{name}/config.toml"] if run.config else []), "--out", f"{name}-again",
-        ]
-    )  # fmt: skip
-    cards = [card("The command", f"<pre>{escape(str(command))}</pre>", wide=True)]
+    command, note = run.result.get("command") or _how_again(run), ""
+    if not command:
+        inside = "<p>The data and the model of this run were given in Python: run that program again.</p>"
+    else:
+        inside, note = f"<pre>{escape(str(command))}</pre>", "Paths are as seen from where the run was started."
+    cards = [card("The command", inside, note, wide=True)]
     if run.config:
         cards.append(card("Configuration used (config.toml)", f"<pre>{escape(run.config.strip())}</pre>", wide=True))
     return cards
+
+
+def _how_again(run: RunFolder) -> str:
+    """The command that makes the run again; config.toml holds all there is to say. Empty where no command can."""
+    result, out = run.result, f"{run.path}-again"
+    if run.from_python:
+        return ""
+    if not run.config:
+        told = ["--scenario", str(result["scenario"]), "--rounds", str(result["rounds"]), "--seed", str(result["seed"])]
+        return shlex.join(["coterie", "run", str(result["method"]), *told, "--out", out])
+    return run.kind.again(shlex.quote(str(run.path / "config.toml")), shlex.quote(out), int(result["clients"]))
 
 
 def _command(summary: Mapping[str, Any]) -> list[str]:
