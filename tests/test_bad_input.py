@@ -285,7 +285,7 @@ def test_an_output_folder_that_holds_something(coterie: Command, refused: Callab
     assert refused("report", "mine") == "mine is neither a run nor a comparison; name another folder."
     assert coterie("compare", "fedavg", "local", *SMALL, "--out", "two").code == 0
     assert "fedavg-seed0 holds a run with other settings; choose another --out." in refused(
-        "compare", "fedavg", *SMALL, "--set", "lr=0.3", "--out", "two"
+        "compare", "fedavg", "local", *SMALL, "--set", "lr=0.3", "--out", "two"
     )
 
 

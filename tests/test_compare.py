@@ -162,3 +162,59 @@ def test_other_settings_of_a_later_method_are_found_before_the_first_run(coterie
     said = coterie("compare", "fedavg", "local", *SMALL, "--set", "local.lr=0.3", "--out", out)
     assert "local-seed0 holds a run with other settings" in said.err
     assert not (out / "fedavg-seed0").exists()
+
+
+def test_another_comparison_is_not_replaced(coterie: Command, tmp_path: Path) -> None:
+    """A folder with other runs is refused, finished or not; one that is made larger keeps all it had."""
+    out = tmp_path / "out"
+    assert coterie("compare", "local", "fedavg", *SMALL, "--out", out).code == 0
+    before = [(out / name).read_bytes() for name in ("compare.json", "report.html")]
+    for change in (("fedprox",), ("local", "fedprox"), ("local", "fedavg", "--seeds", "1")):
+        said = coterie("compare", *change, *SMALL, "--out", out)
+        assert said.code == 2
+        assert "holds a comparison with other runs (" in said.err
+        assert "choose another --out, or name their methods and seeds too" in said.err
+    assert [(out / name).read_bytes() for name in ("compare.json", "report.html")] == before
+    (out / "compare.json").unlink()  # as if it had been interrupted
+    assert coterie("compare", "fedprox", *SMALL, "--out", out).code == 2
+    assert coterie("compare", "local", "fedavg", "fedprox", *SMALL, "--out", out).code == 0
+    assert json.loads((out / "compare.json").read_text())["methods"] == ["local", "fedavg", "fedprox"]
+
+
+def test_lost_replies_and_their_reasons_are_shown(coterie: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = coterie("compare", "fedavg", "local", *SMALL, "--set", "faults.nan=0.4", "--out", out)
+    assert said.code == 0, said.err
+    rows = {row["method"]: row for row in json.loads((out / "compare.json").read_text())["rows"]}
+    lost = result(out / "fedavg-seed0")["failures"]
+    assert rows["fedavg"]["lost_mean"] == lost > 0
+    assert rows["fedavg"]["lost"] == {"not finite": lost}
+    assert f"FedAvg, seed 0: {lost} replies lost ({lost} not finite)" in said.out
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Replies lost" in page
+    assert f"{lost} not finite" in page
+
+
+def test_a_run_that_learns_nothing_is_named_and_the_others_go_on(
+    coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coterie.health import Health
+
+    whole = Health.check_end
+
+    def strict(self: Health, method: str, rounds: int) -> None:
+        if method == "fedavg":
+            self.valid = 0
+        whole(self, method, rounds)
+
+    monkeypatch.setattr(Health, "check_end", strict)
+    out = tmp_path / "out"
+    said = coterie("compare", "fedavg", "local", *SMALL, "--out", out)
+    assert said.code == 2
+    assert "but fedavg: nothing was learnt" in said.err
+    report = json.loads((out / "compare.json").read_text())
+    assert [row["method"] for row in report["rows"]] == ["local"]
+    assert report["failed"][0]["method"] == "fedavg"
+    assert "FedAvg, seed 0: fedavg: nothing was learnt" in (out / "report.html").read_text(encoding="utf-8")
+    alone = coterie("compare", "fedavg", *SMALL, "--out", tmp_path / "alone")
+    assert (alone.code, (tmp_path / "alone" / "compare.json").exists()) == (2, False)

@@ -6,19 +6,26 @@ import csv
 import errno
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import asdict
+from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from coterie import wire
 from coterie.cohort import Cohort, Scores
 from coterie.data.own import OwnPopulation
+from coterie.engine.faults import Faults
+from coterie.engine.simulate import EngineOptions
 from coterie.errors import CoterieError
 from coterie.experiment import config_of, resume
 from coterie.folder import METRICS, RunFolder, read_metrics
@@ -69,7 +76,8 @@ def test_a_run_leaves_everything_in_its_folder(coterie: Command, tmp_path: Path)
     assert int(rows[-1]["bytes_down"]) == result["bytes_down"]
     assert float(rows[-1]["accuracy"]) == result["accuracy"]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["start", "engine", "round", "round", "round", "end"]
+    kinds = [event["event"] for event in events if event["event"] != "warning"]  # so little training is not enough
+    assert kinds == ["start", "engine", "round", "round", "round", "end"]
     config = tomllib.loads((out / "config.toml").read_text())
     assert config["method"] == "oracle"
     assert config["scenario"]["clients"] == 6
@@ -397,3 +405,48 @@ def test_models_of_clients_with_any_name(digits: OwnPopulation, tmp_path: Path) 
     }  # fmt: skip
     whole = run(made("local"), population, small_net, rounds=2)
     assert largest_gap(result.models["client-a/b"], whole.models["client-a/b"]) == 0
+
+
+def test_own_data_are_not_a_named_scenario_and_the_report_says_how_to_run_them_again(
+    coterie: Command, digits: OwnPopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of the report is run as it stands there, and makes the same models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my data").mkdir()
+    for client in digits.ids[:3]:
+        train = digits.client(client).train
+        np.savez(tmp_path / "my data" / f"{client}.npz", x=train.x.numpy(), y=train.y.numpy() % 5)
+    said = coterie(
+        "run", "fedavg", "--data", "my data", "--model", "digits-mlp", "--rounds", 2, "--out", "runs/one run"
+    )
+    assert said.code == 0, said.err
+    config = tomllib.loads(Path("runs/one run/config.toml").read_text())
+    assert config["scenario"] == {"data": "my data"}
+    assert "rotated-digits" not in Path("runs/one run/report.html").read_text(encoding="utf-8")
+    page = unescape(Path("runs/one run/report.html").read_text(encoding="utf-8"))
+    found = re.search(r"<pre>(coterie run .*?)</pre>", page)
+    assert found
+    command = shlex.split(found[1])
+    assert coterie(*command[1:]).code == 0
+    assert models_in(Path("runs/one run")) == models_in(Path(command[-1]))
+
+
+def test_a_run_from_python_writes_all_its_settings(coterie: Command, digits: OwnPopulation, tmp_path: Path) -> None:
+    """They are in config.toml and in the report; no command can have the data, and that is said."""
+    out = tmp_path / "run"
+    method, faults = made("ifca", k=2), Faults(dropout=0.1)
+    run(method, digits, small_net, rounds=2, seed=3, out=out, faults=faults, engine=EngineOptions(workers=1))
+    config = tomllib.loads((out / "config.toml").read_text())
+    assert config["scenario"] == {"name": "own data in Python"}
+    assert config["settings"] == {key: value for key, value in asdict(method).items() if value is not None}
+    assert (config["rounds"], config["seed"], config["dtype"]) == (2, 3, "float32")
+    assert (config["faults"], config["engine"]) == ({"dropout": 0.1}, {"workers": 1})
+    assert "given in Python: run that program again" in (out / "report.html").read_text(encoding="utf-8")
+    (out / "result.json").unlink()
+    for arguments in (("resume", out), ("run", "--config", out / "config.toml", "--out", tmp_path / "again")):
+        said = coterie(*arguments)
+        assert (said.code, "were given in Python; start it again, or resume it" in said.err) == (2, True)
+    with pytest.raises(CoterieError, match=r"began with other settings \(settings\.k\)"):
+        run(made("ifca", k=3), digits, small_net, rounds=2, seed=3, out=out, faults=faults, resume=True)
+    again = run(method, digits, small_net, rounds=2, seed=3, out=out, faults=faults, resume=True)
+    assert again.rounds == 2

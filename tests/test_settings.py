@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coterie.config import from_tables, merge
 from coterie.errors import CoterieError
+from coterie.methods import METHODS
 from coterie.settings import changed_fields, from_settings, split_assignments, to_toml
 
 
@@ -106,3 +107,29 @@ def test_a_scenarios_training_gives_way_to_the_user_and_to_the_method() -> None:
     assert (fedavg.lr, fedavg.momentum, fedavg.epochs) == (0.02, 0.5, 2)
     scaffold = from_tables({"method": "scaffold"}).build_method(defaults)
     assert scaffold.momentum == 0.0, "what a method sets for a reason stays"
+
+
+def test_a_rate_belongs_to_its_optimiser() -> None:
+    """Adam's own default is 0.001; what a scenario says for SGD is not for Adam; what the user sets always counts."""
+    sgd, adam = {"lr": 0.1, "momentum": 0.9}, {"optimiser": "adam", "lr": 0.002}
+
+    def rate(scenario: dict[str, Any], **settings: Any) -> float:
+        return from_tables({"method": "fedavg", "settings": settings}).build_method(scenario).opt.rate(0)
+
+    assert rate({}) == 0.01
+    assert rate({}, optimiser="adam") == 0.001
+    assert rate(sgd) == 0.1
+    assert rate(sgd, optimiser="sgd") == 0.1
+    assert rate(sgd, optimiser="adam") == 0.001
+    assert rate(sgd, optimiser="adam", lr=0.1) == 0.1
+    assert rate(adam) == 0.002
+    assert rate(adam, optimiser="sgd") == 0.01
+    assert METHODS["fedavg"](optimiser="adam").opt.rate(0) == 0.001
+    assert replace(METHODS["fedavg"](), optimiser="adam").opt.rate(0) == 0.001
+    local = from_tables({"method": "scaffold"}).build_method({**sgd, "scaffold.lr": 0.5})
+    assert local.opt.rate(0) == 0.5
+
+
+def test_what_is_not_set_is_not_written() -> None:
+    config = from_tables({"method": "fedavg", "settings": {"lr": "none", "epochs": 2}})
+    assert tomllib.loads(config.to_toml())["settings"] == {"epochs": 2}

@@ -18,6 +18,7 @@ from coterie.errors import CoterieError
 from coterie.methods import METHODS, Method, method_named
 from coterie.models import build_model
 from coterie.run import Result, run
+from coterie.saved import load_model
 from coterie.settings import from_settings
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_path",
+    "load_model",
     "method",
     "run",
 ]

@@ -22,7 +22,7 @@ from coterie.data.samples import ClientData, ClientId, Samples
 from coterie.rng import Key, key64, rng
 from coterie.states import Stack, State, clone, count, row, stack
 from coterie.task import Task
-from coterie.updates import Updates
+from coterie.updates import DEFAULT_RATES, OptimiserName, Updates
 
 Part = Literal["train", "valid", "test"]
 Kept = Tensor | State
@@ -36,15 +36,15 @@ class Optimiser:
 
     epochs: int = 1
     batch: int = 32
-    lr: float = 0.1
+    lr: float | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
     lr_decay: float = 1.0
-    kind: Literal["sgd", "adam"] = "sgd"
+    kind: OptimiserName = "sgd"
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round."""
-        return self.lr * self.lr_decay**round
+        """The learning rate of a round; it begins with the optimiser's own default where none is set."""
+        return (DEFAULT_RATES[self.kind] if self.lr is None else self.lr) * self.lr_decay**round
 
     def steps(self, samples: int) -> int:
         """How many updates a client with that many samples makes."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coterie.config import RunConfig
-from coterie.errors import CoterieError
-from coterie.experiment import check, execute, resume
+from coterie.errors import CoterieError, NothingLearnt
+from coterie.experiment import check, config_of, execute, resume
 from coterie.folder import RunFolder, read_metrics
 from coterie.report.html import write_compare_report
 from coterie.report.live import CompareView
+from coterie.report.text import method_title
+from coterie.report.words import lost_words
 from coterie.run import View
 
 
@@ -44,20 +47,30 @@ def compare(
     """Run every configuration with every seed; write a folder per run, `compare.json` and one report.
 
     Runs that are finished in `out` are kept and half-finished ones resumed, so an interrupted comparison goes on where
-    it stopped.
+    it stopped. A run that learns nothing is named in the report and at the end, and the others go on.
     """
     if target is not None and not 0 < target <= 1:
         raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
     if (out / "config.toml").exists():
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
+    _check_own(configs, seeds, out)
     _check(configs, seeds, out)
     results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    failed: list[dict[str, Any]] = []
     for config in configs:
         for seed in seeds:
             folder = _home(out, config, seed)
-            result = once(config, seed, folder, _OneOfMany(view, config.method, seed))
+            try:
+                result = once(config, seed, folder, _OneOfMany(view, config.method, seed))
+            except NothingLearnt as error:
+                failed.append({"method": config.method, "seed": seed, "why": str(error)})
+                view.note(str(error))
+                continue
             view.end(config.method, seed, result)
+            _say_lost(view, config.method, seed, result)
             results.setdefault(config.method, []).append((folder, result))
+    if not results:
+        raise NothingLearnt(failed[0]["why"])
     rows = [summary(method, runs, target) for method, runs in results.items()]
     first = configs[0]
     report = {
@@ -66,13 +79,24 @@ def compare(
         "methods": list(results),
         "seeds": list(seeds),
         "rows": rows,
+        "failed": failed,
         "runs": [folder.name for runs in results.values() for folder, _ in runs],
     }
     home = RunFolder(out)
     home.write("compare.json", json.dumps(report, indent=1).encode())
     with home.writing(out / "report.html"):
         write_compare_report(out)
+    if failed:
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise NothingLearnt(f"The report of the others is {out / 'report.html'}, but {failed[0]['why']}{others}")
     return rows
+
+
+def _say_lost(view: CompareView, method: str, seed: int, result: Mapping[str, Any]) -> None:
+    """Lost replies of a finished run, and why."""
+    if result["failures"]:
+        why = lost_words(result.get("lost"), "reasons in its report")
+        view.note(f"{method_title(method)}, seed {seed}: {result['failures']} replies lost ({why})")
 
 
 def _home(out: Path, config: RunConfig, seed: int) -> Path:
@@ -88,9 +112,20 @@ def _check(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> Non
     check([replace(config, seed=seeds[0]) for config in unfinished])
 
 
+def _check_own(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> None:
+    """Refuse a folder with runs of another comparison, whose report would be replaced by one without them."""
+    wanted = {_home(out, config, seed).name for config in configs for seed in seeds}
+    others = sorted({file.parent.name for file in out.glob("*-seed*/config.toml")} - wanted)
+    if others:
+        raise CoterieError(
+            f"{out} holds a comparison with other runs ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}); "
+            "choose another --out, or name their methods and seeds too."
+        )
+
+
 def _check_same(config: RunConfig, folder: Path) -> None:
     file = folder / "config.toml"
-    if file.is_file() and file.read_text() != config.to_toml():
+    if file.is_file() and file.read_text() != config.to_toml() and config_of(folder) != config:
         raise CoterieError(f"{folder} holds a run with other settings; choose another --out.")
 
 
@@ -126,6 +161,9 @@ def summary(method: str, runs: Sequence[tuple[Path, dict[str, Any]]], target: fl
         "n_clusters_mean": _mean_known([result["n_clusters"] for result in results]),
         "bytes_down": statistics.fmean(result["bytes_down"] for result in results),
         "bytes_up": statistics.fmean(result["bytes_up"] for result in results),
+        "lost_mean": statistics.fmean(result["failures"] for result in results),
+        "lost": dict(sum((Counter(result.get("lost", {})) for result in results), Counter())),
+        "warnings": [f"seed {result['seed']}, {text}" for result in results for text in result.get("warnings", ())],
         "bytes_to_target": statistics.fmean(cost for _, cost in costs) if costs else None,
         "rounds_to_target": statistics.fmean(rounds for rounds, _ in costs) if costs else None,
         "seconds": statistics.fmean(result["seconds"] for result in results),

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from coterie.data.checks import Layout
 from coterie.engine.faults import Faults, Schedule
 from coterie.engine.simulate import EngineOptions
 from coterie.errors import CoterieError, unknown
+from coterie.kind import IN_PYTHON
 from coterie.methods import Method, method_named
 from coterie.methods.base import ServerMethod
 from coterie.settings import changed_fields, coerce, from_settings, quoted, to_toml
+
+OWN_DATA = "own data"
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class ScenarioConfig:
     validation: float = 0.0
     unseen: float = 0
     drift: Schedule = ()
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if self.data is not None:
+            object.__setattr__(self, "name", OWN_DATA)  # they are nobody's scenario, nor have its rates
 
     @property
     def preset_name(self) -> str:
@@ -75,19 +84,28 @@ class RunConfig:
         method_named(self.method)
 
     def build_method(self, defaults: Mapping[str, Any]) -> Method:
-        """The method with its settings; `defaults` (the scenario's training) give way to what the user set."""
+        """The method with its settings; `defaults` (the scenario's training) give way to what the user set.
+
+        A rate belongs to its optimiser: with another optimiser than the scenario's, the scenario's rate does not count.
+        """
         kind = method_named(self.method)
         own = kind.__dataclass_fields__
         changed = {f for f in own if own[f].default != ServerMethod.__dataclass_fields__.get(f, own[f]).default}
         fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
         mine = f"{self.method}."
         fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
-        return from_settings(kind, {**fitting, **kind.expand(self.settings, self.scenario.preset_name)}, self.method)
+        chosen = kind.expand(self.settings, self.scenario.preset_name)
+        usual = own["optimiser"].default
+        if chosen.get("optimiser", fitting.get("optimiser", usual)) != fitting.get("optimiser", usual):
+            fitting.pop("lr", None)
+        return from_settings(kind, {**fitting, **chosen}, self.method)
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         scenario = {"name": self.scenario.name, **changed_fields(self.scenario)}
+        if self.scenario.data is not None:
+            del scenario["name"]
         tables = {"faults": changed_fields(self.faults), "engine": changed_fields(self.engine)}
         return to_toml({**plain, "scenario": scenario, "settings": dict(self.settings), **tables})
 
@@ -135,6 +153,12 @@ def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str
 
 def from_tables(tables: Mapping[str, Any]) -> RunConfig:
     """A run from the tables of a TOML file, every key and type checked."""
+    where = tables.get("scenario")
+    if isinstance(where, Mapping) and where.get("name") == IN_PYTHON:
+        raise CoterieError(
+            "The data and the model of this run were given in Python; start it again, or resume it, with the program "
+            "that gave them."
+        )
     fields = {f.name: f for f in dataclasses.fields(RunConfig)}
     values: dict[str, Any] = {}
     for key, value in tables.items():

@@ -17,6 +17,10 @@ class Unfinished(CoterieError):
     """The machine, not the input, stopped a run: what it has saved is whole, and it can be resumed."""
 
 
+class NothingLearnt(CoterieError):
+    """A run came to nothing: its result would be that of an untrained or a broken model, so there is none."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest existing ones."""
     names = sorted(known)

@@ -43,7 +43,9 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
         extra = [f.name for f in dataclasses.fields(scenario) if f.name in _SHAPING and getattr(scenario, f.name)]
         if extra:
             raise CoterieError(f"{', '.join(extra)} shape a named scenario, not your own data; leave them out.")
-        return from_path(Path(scenario.data), validation=scenario.validation)
+        return from_path(Path(scenario.data), validation=scenario.validation, layout=scenario.layout)
+    if scenario.layout is not None:
+        raise CoterieError("layout says what your own data are, and a named scenario knows it; leave it out.")
     return build(
         scenario.name,
         seed=seed,

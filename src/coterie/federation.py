@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.cohort import Cohort, Memory
 from coterie.data.samples import ClientId
 from coterie.rng import Key, rng
-from coterie.states import State, flat, stack
+from coterie.states import State
 from coterie.task import Task
 
 P = TypeVar("P")
@@ -27,8 +27,9 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 Purpose = Literal["train", "evaluation"]
 Rows = Mapping[str, Tensor]
-_LARGEST_GROWTH = 1e3
-_LARGEST_NORM = 1e10  # of an entry that is no model: far above any honest sum
+_LARGEST_RATIO = 1e3
+_LARGEST_NORM = 1e10
+"""Longer than any honest sum or model, and so short that float32 can still average thousands of it."""
 
 
 def on_client(function: F) -> F:
@@ -60,6 +61,15 @@ class Replies(Generic[R]):
     ids: tuple[ClientId, ...]
     value: R | None
     failed: Mapping[ClientId, Failure] = field(default_factory=dict)
+
+
+@dataclass
+class Tally:
+    """Training replies of one round: how many were asked for, how many count, and why the others do not."""
+
+    asked: int = 0
+    valid: int = 0
+    failures: list[Failure] = field(default_factory=list)
 
 
 @dataclass
@@ -123,7 +133,13 @@ class Federation(Protocol):
         parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
         nothing passes between a server and its clients, the simulator only makes peers do their own work.
         """
-        return self.answer(Question(function, ids, same, each, rows, common, purpose, counted))
+        question = Question(function, ids, same, each, rows, common, purpose, counted)
+        replies = self.answer(question)
+        self.heard(question, replies)
+        return replies
+
+    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+        """Replies have come; a federation that counts them does so here."""
 
     def answer(self, question: Question[P, R]) -> Replies[R]:
         """How a federation carries a question; methods call `ask`."""
@@ -148,6 +164,14 @@ class Engine(Federation, Protocol):
     ledger: Ledger
     failures: list[tuple[int, ClientId, Failure]]
     memory: dict[ClientId, Memory]
+    tally: Tally = Tally()
+
+    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+        """Count what came back of the training."""
+        if question.purpose == "train":
+            tally = self.tally
+            failures = [*tally.failures, *replies.failed.values()]
+            self.tally = Tally(tally.asked + len(question.ids), tally.valid + len(replies.ids), failures)
 
     def refuse(self, client: ClientId, reason: str) -> None:
         """A failure that only the method could see."""
@@ -166,6 +190,10 @@ class Engine(Federation, Protocol):
 
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
         """True groups in this round, for the evaluation alone; None where they are not known."""
+
+    def majority(self, ids: Sequence[ClientId]) -> float | None:
+        """The mean accuracy of always answering the class most frequent in their tests; None where it is not known."""
+        return None
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
         """Go on from a checkpoint."""
@@ -230,29 +258,54 @@ def draw_clients(among: Sequence[ClientId], share: float, generator: np.random.G
     return tuple(pool[i] for i in sorted(drawn))
 
 
-def largest_norm(template: State) -> float:
-    """How long a model in a reply may be: so many times longer than an initial one."""
-    return _LARGEST_GROWTH * (1 + float(flat(stack([template])).norm()))
+def largest_norm(norms: Tensor) -> float:
+    """How long a model in a reply may be: a thousand times the median of those that came together with it.
+
+    Large inputs make the models of all clients long, and a long model is no broken one; one that is far longer than the
+    others is. What stops a single reply, or many that are equally broken, is the limit for all numbers.
+    """
+    usual = norms[torch.isfinite(norms)]
+    middle = float(usual.median()) if len(usual) else 0.0  # of an even number the lower one
+    return min(_LARGEST_NORM, _LARGEST_RATIO * (1 + middle))
+
+
+def model_norms(reply: Rows, template: State) -> Tensor:
+    """The length of the model (or models) in every row of a stacked reply whose shapes are right."""
+    squares = [_squares(tensor) for path, tensor in reply.items() if _part_of_model(path, template) is not None]
+    return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(0, dtype=torch.float64)
+
+
+def _part_of_model(path: str, template: State) -> Tensor | None:
+    """The entry of the template that an entry of a reply is, if its path ends in the name of one."""
+    return template.get(path.split("/", 1)[-1]) if "/" in path else None
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    """The sum of squares of every row; of numbers that are not floating-point ones, zero."""
+    if not tensor.is_floating_point():
+        return torch.zeros(len(tensor), dtype=torch.float64)
+    numbers = tensor.reshape(len(tensor), -1)
+    return (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1).double() ** 2
 
 
 def check_reply(
     names: Sequence[ClientId],
     reply: Rows,
     template: State,
-    limit: float,
+    limit: float | None = None,
     like: Rows | None = None,
     unbounded: Sequence[str] = (),
 ) -> tuple[list[int], dict[ClientId, Failure]]:
     """Which rows of a stacked reply are usable, and what is wrong with the others.
 
     Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
-    every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`, and
-    nothing else longer than any honest sum.
+    every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`
+    (without one, `largest_norm` of these rows), and nothing else longer than any honest sum.
     """
     bad: dict[ClientId, Failure] = {}
     norms = torch.zeros(len(names), dtype=torch.float64)
     for path, tensor in reply.items():
-        wanted = template.get(path.split("/", 1)[-1]) if "/" in path else None
+        wanted = _part_of_model(path, template)
         usual = tensor.shape if like is None else like[path].shape
         right = usual if wanted is None else (len(names), *wanted.shape)
         if tensor.shape != right:
@@ -262,19 +315,19 @@ def check_reply(
             continue
         if not tensor.is_floating_point() or path in unbounded:
             continue
-        numbers = tensor.reshape(len(names), -1)
-        # one pass: a sum of squares is finite only if every number is, and is the norm that the limit needs
-        squares = (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1).double() ** 2
+        squares = _squares(tensor)  # one pass: finite only if every number is, and what the norm needs
         most = float("inf") if wanted is not None else _LARGEST_NORM**2
         for index in torch.nonzero(~(torch.isfinite(squares) & (squares <= most))).flatten().tolist():
-            kind = "too large" if bool(torch.isfinite(numbers[index]).all()) else "not finite"
+            kind = "too large" if bool(torch.isfinite(tensor[index]).all()) else "not finite"
             text = "is too large to be true" if kind == "too large" else "has NaN or infinite numbers"
             bad.setdefault(names[index], Failure(kind, f"{path} {text}"))  # type: ignore[arg-type]
         if wanted is not None:
             norms += squares
-    for index in torch.nonzero(norms.sqrt() > limit).flatten().tolist():
-        size = float(norms[index].sqrt())
+    norms = norms.sqrt()
+    most = largest_norm(norms) if limit is None else limit
+    for index in torch.nonzero(norms > most).flatten().tolist():
+        size = float(norms[index])
         bad.setdefault(
-            names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {limit:.3g} allowed")
+            names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {most:.3g} allowed")
         )
     return [index for index, name in enumerate(names) if name not in bad], bad

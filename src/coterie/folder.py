@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -19,9 +19,11 @@ from urllib.parse import quote
 
 from coterie import wire
 from coterie.cohort import Memory
-from coterie.data.samples import ClientId
+from coterie.data.samples import ClientId, Normalise
 from coterie.errors import CoterieError, Unfinished
-from coterie.kind import KIND_FILE, Kind, check_kind, kind_of
+from coterie.health import Health
+from coterie.kind import IN_PYTHON, KIND_FILE, Kind, check_kind, kind_of
+from coterie.saved import encode_model
 from coterie.settings import differing
 from coterie.states import State
 
@@ -51,6 +53,7 @@ class Progress:
     state: str
     memory: dict[str, str]
     config: str
+    health: Health
 
 
 class RunFolder:
@@ -145,6 +148,7 @@ class RunFolder:
         next_round: int,
         seconds: float,
         failures: int,
+        health: Health,
         ledger: tuple[Mapping[str, int], Mapping[str, int]],
         memory: Mapping[ClientId, Memory],
         touched: Sequence[ClientId],
@@ -166,8 +170,9 @@ class RunFolder:
             state=name,
             memory=dict(self._memory),
             config=self.config,
+            health=health,
         )
-        self.write("checkpoint/latest.json", json.dumps(progress.__dict__).encode())
+        self.write("checkpoint/latest.json", json.dumps(asdict(progress)).encode())
         self._sweep(progress)
 
     def _put(self, where: str, what: str, data: bytes) -> str:
@@ -208,7 +213,8 @@ class RunFolder:
         """
         path = self.path / "checkpoint" / "latest.json"
         try:
-            unmarked = {"config": ""}  # checkpoints were once made without it
+            # checkpoints were once made without these; their replies are not known, so they do not fail the run
+            unmarked = {"config": "", "health": asdict(Health(valid=1))}
             progress = wire.unpack(Progress, {**unmarked, **json.loads(path.read_text())}, {})
             if progress.method != method:
                 raise CoterieError(
@@ -231,6 +237,17 @@ class RunFolder:
                 os.truncate(self.path / name, size)
         self._memory = dict(progress.memory)
         return progress, state, memory
+
+    def check_same(self, config: str) -> None:
+        """Refuse to go on, from Python, with other settings than the run began with."""
+        if f'name = "{IN_PYTHON}"' not in self.config:  # once it had none of them
+            return
+        changed = differing(self.config, config) - _FREE
+        if changed:
+            raise CoterieError(
+                f"The run in {self.path} began with other settings ({', '.join(sorted(changed))}); go on with the same "
+                "ones, or start a new run with another folder."
+            )
 
     def _check_settings(self, progress: Progress, rounds: int | None) -> None:
         changed = differing(progress.config, self.config) - _FREE if progress.config else set()
@@ -266,10 +283,10 @@ class RunFolder:
         """Remove the folder of a run that never began, so that its place is free for another try."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def models(self, models: Mapping[str, State]) -> None:
-        """One file per model."""
+    def models(self, models: Mapping[str, State], normalise: Normalise) -> None:
+        """One file per model, with the normalisation of its inputs; `coterie.load_model` reads it."""
         for name, state in models.items():
-            self.write(f"models/{quote(name, safe='')}.safetensors", wire.encode(state))
+            self.write(f"models/{quote(name, safe='')}.safetensors", encode_model(state, normalise))
 
     def read_metrics(self) -> list[Row]:
         """The metrics written so far."""

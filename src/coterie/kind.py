@@ -8,6 +8,8 @@ from pathlib import Path
 from coterie.errors import CoterieError
 
 KIND_FILE = "kind.txt"
+IN_PYTHON = "own data in Python"
+"""The scenario in config.toml where data and model were given to `coterie.run`: only that program has them."""
 
 
 class Kind(StrEnum):
@@ -29,6 +31,20 @@ class Kind(StrEnum):
                 return f"the same coterie peer command with --out {path}"
             case Kind.NETWORK:
                 return "coterie peers with another --out"
+
+    def again(self, config: str, out: str, clients: int) -> str:
+        """The command that begins a run of this kind once more, with the settings of a run's config.toml."""
+        match self:
+            case Kind.SIMULATION:
+                return f"coterie run --config {config} --out {out}"
+            case Kind.SERVED:
+                return f"coterie serve --config {config} --clients {clients} --out {out}"
+            case Kind.PEER:
+                return (
+                    f"coterie peer --config {config} --out {out}, with --name, --data, --listen and --seeds as before"
+                )
+            case Kind.NETWORK:
+                return f"coterie peers --config {config} --local {clients} --out {out}"
 
 
 def kind_of(path: Path) -> Kind:

@@ -70,7 +70,7 @@ def faults() -> Table:
 
 def _add_fields(table: Table, kind: Any, prefix: str = "") -> None:
     for field in dataclasses.fields(kind):
-        default = "none" if field.default == () else str(field.default)
+        default = field.metadata.get("shown") or ("none" if field.default == () else str(field.default))
         table.add_row(f"{prefix}{field.name}", default, str(field.metadata.get("help", "")))
 
 

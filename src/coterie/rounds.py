@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from coterie import wire
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError, Unfinished
-from coterie.federation import Engine, KeepsSomeBack, Ledger
+from coterie.federation import Engine, Ledger, Tally
 from coterie.folder import Row, RunFolder
+from coterie.health import Health
 from coterie.interrupts import held_back
+from coterie.judge import Judge, Judgement
 from coterie.methods.base import Log, RoundMethod
 from coterie.report.html import write_run_report
 from coterie.report.panels import save_panels
-from coterie.rng import rng
+from coterie.result import Result
 from coterie.states import State
 from coterie.threads import one_thread_everywhere
+
+__all__ = ["Interrupted", "Nobody", "Result", "View", "run_with"]
 
 
 class View(Protocol):
@@ -47,74 +49,6 @@ class Nobody:
 
 class Interrupted(Unfinished):
     """The run was stopped by the user and can be resumed."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended. `accuracy` is the mean over clients of their own test accuracy with the model they would use."""
-
-    method: str
-    scenario: str
-    seed: int
-    rounds: int
-    clients: int
-    accuracy: float
-    worst_accuracy: float
-    clusters: list[int] | None
-    n_clusters: int | None
-    ari: float | None
-    bytes_down: int
-    bytes_up: int
-    bytes_evaluation: int
-    seconds: float
-    failures: int
-    client_ids: list[str]
-    truth: list[int] | None
-    per_client_accuracy: list[float | None]
-    engine: str
-    unseen_accuracy: float | None = None
-    """The same mean over the clients that never took part in training, where the population keeps some back."""
-    unseen_sample_accuracy: float | None = None
-    """The share of all their test samples together, in which a client counts as much as it has samples."""
-    models: Mapping[str, State] = dataclasses.field(default_factory=dict, repr=False)
-    state: Any = dataclasses.field(default=None, repr=False)
-
-    def to_json(self) -> str:
-        """The text of `result.json`: everything but the models."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("models", "state")}
-        return json.dumps(plain, indent=1)
-
-
-@dataclass(frozen=True)
-class _Judgement:
-    """One evaluation of all (or a fixed sample of) clients."""
-
-    ids: tuple[ClientId, ...]
-    accuracy: list[float | None]
-    loss: float | None
-    clusters: list[int] | None
-    truth: list[int] | None
-    unseen: float | None
-    unseen_samples: float | None
-
-    @property
-    def known(self) -> list[float]:
-        return [value for value in self.accuracy if value is not None]
-
-    @property
-    def ari(self) -> float | None:
-        from sklearn.metrics import adjusted_rand_score
-
-        if self.clusters is None or self.truth is None:
-            return None
-        pairs = [(t, c) for t, c in zip(self.truth, self.clusters, strict=True) if c >= 0]
-        if not pairs:
-            return None
-        return float(adjusted_rand_score([t for t, _ in pairs], [c for _, c in pairs]))
-
-    @property
-    def n_clusters(self) -> int | None:
-        return None if self.clusters is None else len({c for c in self.clusters if c >= 0})
 
 
 def run_with(
@@ -153,11 +87,14 @@ class _Experiment:
         checkpoint_seconds: float,
     ) -> None:
         self.method, self.fed, self.folder, self.view = method, fed, folder, view
-        self.rounds, self.evaluate_every, self.evaluate_clients = rounds, evaluate_every, evaluate_clients
+        self.rounds, self.evaluate_every = rounds, evaluate_every
+        self.judge = Judge(method, fed, evaluate_clients)
         self.checkpoint_seconds = checkpoint_seconds
         self.failures = 0
+        self.health = Health()
         self.spent = 0.0
         self.paid: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
+        self._constant: float | None = None
         self._began = self._saved = time.monotonic()
 
     @property
@@ -168,23 +105,26 @@ class _Experiment:
     def run(self, scenario: str, resume: bool) -> Result:
         """All rounds, then the result."""
         state, first = self._start(scenario, resume)
-        judged: _Judgement | None = None
+        judged: Judgement | None = None
         reached = first
         try:
             for number in range(first, self.rounds):
                 new = self.fed.begin(number)
+                self.fed.tally = Tally()
                 before = wire.laid_out(self.method.admit(state, self.fed, new)) if new else state
                 stepped, log = self.method.step(before, self.fed)
                 after = wire.laid_out(stepped)  # as a checkpoint would give it back
+                heard = self.fed.tally
                 due = number % self.evaluate_every == 0 or number == self.rounds - 1
-                latest = self._judge(after) if due else None
+                latest = self.judge(after) if due else None
                 with held_back():
                     state, reached, judged = after, number + 1, latest
-                    self._conclude(number, judged, log)
+                    self._conclude(number, heard, judged, log)
                     if self.folder and time.monotonic() - self._saved >= self.checkpoint_seconds:
                         self._save(state, reached)
             self.fed.round = self.rounds - 1
-            judged = judged or self._judge(state)
+            self.health.check_end(self.method.name, self.rounds)
+            judged = judged or self.judge(state)
             return self._finish(state, judged, scenario)
         except KeyboardInterrupt:
             raise self._interrupted(state, reached) from None
@@ -200,7 +140,7 @@ class _Experiment:
             self.fed.restore(memory, progress.next_round)
             self.fed.ledger.down.update(progress.down)  # type: ignore[arg-type]
             self.fed.ledger.up.update(progress.up)  # type: ignore[arg-type]
-            self.failures, self.spent = progress.failures, progress.seconds
+            self.failures, self.spent, self.health = progress.failures, progress.seconds, progress.health
             self.paid = (dict(progress.down), dict(progress.up))
             self.view.note(f"going on from round {progress.next_round} of {self.rounds}")
             return state, progress.next_round
@@ -230,56 +170,43 @@ class _Experiment:
                 self.folder.discard()
             raise
 
-    def _some(self, ids: Sequence[ClientId]) -> Sequence[ClientId]:
-        """Those to judge: all, or a sample that is the same in every round."""
-        if len(ids) <= self.evaluate_clients:
-            return ids
-        drawn = rng(self.fed.seed, "evaluated clients").choice(len(ids), self.evaluate_clients, replace=False)
-        return [ids[i] for i in sorted(drawn)]
+    def _look(self, number: int, heard: Tally, judged: Judgement | None) -> None:
+        """Say at once what is wrong with a round."""
+        texts = self.health.replies(number, heard)
+        if judged is not None:
+            trainer = getattr(self.method, "method", self.method)  # a deployed peer wraps the method it does
+            texts += self.health.judged(
+                number, self.rounds, judged, trainer.opt.rate(number), self._guess, self._majority(judged)
+            )
+        for text in texts:
+            self.view.note(f"warning: {text}")
+            if self.folder:
+                self.folder.event("warning", round=number + 1, text=text)
 
-    def _judge_unseen(self, state: Any) -> tuple[float | None, float | None]:
-        """Clients that never train are served as newcomers would be, on trial: by client, and by sample."""
-        if not self.method.serves_newcomers or not isinstance(self.fed, KeepsSomeBack) or not self.fed.unseen:
-            return None, None
-        ids = self._some(self.fed.unseen)
-        with self.fed.trial():
-            value = self.method.assess(self.method.admit(state, self.fed, ids), self.fed, ids).value
-        if value is None or not bool((value.count > 0).any()):
-            return None, None
-        correct, count = value.correct[value.count > 0], value.count[value.count > 0]
-        return float((correct / count).mean()), float(correct.sum() / count.sum())
+    @property
+    def _guess(self) -> float | None:
+        """The loss of knowing nothing."""
+        task = self.fed.task
+        return math.log(task.classes) if task.loss == "cross_entropy" and task.classes > 1 else None
 
-    def _judge(self, state: Any) -> _Judgement:
-        replies = self.method.assess(state, self.fed, self._some(self.fed.ids))
-        if replies.value is None:
-            why = next((f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "nobody is there")
-            raise CoterieError(f"{self.method.name}: no client could judge its model ({why}); try a smaller lr.")
-        value = replies.value
-        tested = value.count > 0
-        finite = value.loss[tested & value.loss.isfinite()]
-        # a deployed peer judges alone and goes on: that its model is lost says nothing about those of the others
-        if bool(tested.any()) and not len(finite) and self.fed.registered > 1:
-            raise CoterieError(f"{self.method.name}: every client's loss is NaN or infinite; try a smaller lr.")
-        share = (value.correct / value.count.clamp_min(1)).tolist()
-        accuracy = [s if n else None for s, n in zip(share, value.count.tolist(), strict=True)]
-        clusters = self.method.clusters(state, replies.ids)
-        if bool((value.cluster >= 0).all()):
-            clusters = [int(cluster) for cluster in value.cluster]
-        truth = self.fed.groups(replies.ids)
-        unseen, unseen_samples = self._judge_unseen(state)
-        loss = float(finite.mean()) if len(finite) else None
-        return _Judgement(replies.ids, accuracy, loss, clusters, truth, unseen, unseen_samples)
+    def _majority(self, judged: Judgement) -> float | None:
+        """The accuracy of the best constant answer, counted once."""
+        if self._constant is None and self.fed.task.loss == "cross_entropy":
+            self._constant = self.fed.majority(judged.ids)
+        return self._constant
 
-    def _conclude(self, number: int, judged: _Judgement | None, log: Log) -> None:
+    def _conclude(self, number: int, heard: Tally, judged: Judgement | None, log: Log) -> None:
         """Make a finished round count, and write it down."""
         self.fed.commit()
         self.paid = (dict(self.fed.ledger.down), dict(self.fed.ledger.up))
+        self._look(number, heard, judged)
         self._log(number, judged, log)
 
-    def _log(self, number: int, judged: _Judgement | None, log: Log) -> None:
+    def _log(self, number: int, judged: Judgement | None, log: Log) -> None:
         ledger = self.fed.ledger
         lost = [(client, failure) for _, client, failure in self.fed.failures]
         self.failures += len(lost)
+        self.health.failed([failure for _, failure in lost])
         row: Row = {
             "round": number + 1,
             "accuracy": _mean(judged.known) if judged else None,
@@ -310,6 +237,7 @@ class _Experiment:
             next_round=reached,
             seconds=self.seconds,
             failures=self.failures,
+            health=self.health,
             ledger=self.paid,
             memory=self.fed.memory,
             touched=self.fed.take_touched(),
@@ -325,9 +253,10 @@ class _Experiment:
         self._save(state, reached)
         return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost: {self.folder.go_on}")
 
-    def _finish(self, state: Any, judged: _Judgement, scenario: str) -> Result:
+    def _finish(self, state: Any, judged: Judgement, scenario: str) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has judged once more
-        models = {**self.method.models(state), **_kept_models(self.fed.memory)}
+        used = {*(judged.clusters or ()), *(self.method.clusters(state, self.fed.ids) or ())}
+        models = {**self.method.models_in_use(state, used), **_kept_models(self.fed.memory)}
         result = Result(
             method=self.method.name,
             scenario=scenario,
@@ -350,12 +279,14 @@ class _Experiment:
             engine=self.fed.path,
             unseen_accuracy=judged.unseen,
             unseen_sample_accuracy=judged.unseen_samples,
+            lost=dict(self.health.lost),
+            warnings=list(self.health.warnings),
             models=models,
             state=state,
         )
         if self.folder:
             self._save(state, self.rounds)
-            self.folder.models(models)
+            self.folder.models(models, self.fed.task.normalise)
             panels = self.method.panels(state, judged.ids, judged.truth)
             with self.folder.writing(self.folder.path):
                 if panels:

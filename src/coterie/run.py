@@ -15,10 +15,12 @@ from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.folder import RunFolder
+from coterie.kind import IN_PYTHON
 from coterie.methods import Method
 from coterie.methods.base import RoundMethod
 from coterie.methods.simulated import in_simulator
 from coterie.rounds import Interrupted, Nobody, Result, View, run_with
+from coterie.settings import changed_fields, to_toml
 from coterie.task import LossFn, LossName, Task
 
 __all__ = ["Interrupted", "Result", "View", "run"]
@@ -60,8 +62,22 @@ def run(
     fed = Simulator(driven, driven.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
     folder = None
     if out is not None:
-        header = config if config is not None else f'method = "{method.name}"\nrounds = {rounds}\nseed = {seed}\n'
-        folder = RunFolder.reopen(Path(out)) if resume else RunFolder.create(Path(out), header)
+        if config is None:
+            config = _described(
+                method,
+                {
+                    "rounds": rounds,
+                    "seed": seed,
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "evaluate_every": evaluate_every,
+                    "evaluate_clients": evaluate_clients,
+                    "checkpoint_seconds": checkpoint_seconds,
+                },
+                faults or Faults(),
+                options,
+            )
+        folder = RunFolder.reopen(Path(out)) if resume else RunFolder.create(Path(out), config)
+        folder.check_same(config)
     return run_with(
         fed,
         driven,
@@ -74,3 +90,19 @@ def run(
         checkpoint_seconds=checkpoint_seconds,
         resume=resume,
     )
+
+
+def _described(method: Method | RoundMethod[Any], run: dict[str, Any], faults: Faults, engine: EngineOptions) -> str:
+    """The config.toml of a run whose data and model only the calling program has; everything else is in it."""
+    settings = {f.name: _plain(getattr(method, f.name)) for f in dataclasses.fields(method)}
+    tables = {"faults": changed_fields(faults), "engine": changed_fields(engine)}
+    return to_toml({"method": method.name, **run, "scenario": {"name": IN_PYTHON}, "settings": settings, **tables})
+
+
+def _plain(value: Any) -> Any:
+    """A setting as TOML has it; what is no plain value, by its name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return getattr(value, "__qualname__", type(value).__qualname__)

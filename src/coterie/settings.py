@@ -117,12 +117,18 @@ def split_assignments(assignments: typing.Iterable[str]) -> dict[str, str]:
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """Write plain values and one level of tables as TOML (tomllib reads it back)."""
+    """Write plain values and one level of tables as TOML (tomllib reads it back); what is None is left out."""
+    tables = {name: _set_ones(value) if isinstance(value, Mapping) else value for name, value in tables.items()}
+    tables = _set_ones(tables)
     lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, Mapping)]
     for name, table in tables.items():
         if isinstance(table, Mapping) and table:
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _set_ones(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def _toml(value: Any) -> str:

@@ -14,6 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+OptimiserName = Literal["sgd", "adam"]
+DEFAULT_RATES: dict[OptimiserName, float] = {"sgd": 0.01, "adam": 0.001}
+"""The learning rate of an optimiser unless one is set.
+
+0.1 diverges with momentum 0.9 on float features (scikit-learn's digits as they are, 0 to 16: 7 % against 97 % at 0.01);
+named scenarios state their own rate.
+"""
+
 
 class Updates:
     """Fresh SGD or Adam for some weights."""
@@ -21,7 +29,7 @@ class Updates:
     def __init__(
         self,
         weights: Sequence[Tensor],
-        kind: Literal["sgd", "adam"],
+        kind: OptimiserName,
         lr: float,
         momentum: float = 0.0,
         weight_decay: float = 0.0,

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from coterie.config import ScenarioConfig
 from coterie.data import LazyPopulation, Normalise, OwnPopulation, Population, from_arrays, from_datasets, from_path
+from coterie.data.own import from_file
 from coterie.errors import CoterieError
 from coterie.experiment import population_of
+from coterie.methods import METHODS
 from coterie.rng import rng
+from coterie.run import run
 
 from . import tiny
 from .sources.test_leaf import write as write_leaf
@@ -71,7 +75,7 @@ def test_floats_are_taken_as_they_are() -> None:
 )
 def test_image_axes(shape: tuple[int, ...], want: tuple[int, ...]) -> None:
     x, y = arrays(6, shape)
-    population = from_arrays({"a": (x, y, x, y)})
+    population = from_arrays({"a": (x, y, x, y)}, classes=5)
     assert population.shape == want
     if shape == (4, 5, 3):
         assert np.array_equal(population.client("a").train.x.numpy(), x.transpose(0, 3, 1, 2))
@@ -111,6 +115,68 @@ def test_groups_validation_and_unseen() -> None:
 def test_bad_arrays_name_the_client(given: Any, message: str) -> None:
     with pytest.raises(CoterieError, match=message):
         from_arrays({"a": given})
+
+
+def test_floats_of_three_axes_are_not_guessed(tmp_path: Path) -> None:
+    """[n, 48, 6] may be series or images: the user says which, in Python, in a file of the data, or in TOML."""
+    x, y = np.random.default_rng(0).normal(size=(10, 48, 6)).astype(np.float32), np.arange(10) % 2
+    with pytest.raises(CoterieError, match=r"\(10, 48, 6\), which may be series or images; say layout=\"series\""):
+        from_arrays({"a": (x, y)})
+    assert from_arrays({"a": (x, y)}, layout="series").shape == (48, 6)
+    assert from_arrays({"a": (x, y)}, layout="images").shape == (1, 48, 6)
+    with pytest.raises(CoterieError, match=r"series are \[n, steps, features\]"):
+        from_arrays({"a": (x[:, 0], y)}, layout="series")
+    pairs = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    assert from_datasets({"a": pairs}, layout="series").shape == (48, 6)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    with pytest.raises(CoterieError, match="may be series or images"):
+        from_path(tmp_path)
+    assert population_of(ScenarioConfig(data=str(tmp_path), layout="series"), 0).shape == (48, 6)
+    np.savez(tmp_path / "a.npz", x=x, y=y, layout="series")
+    assert from_path(tmp_path).shape == from_file(tmp_path / "a.npz", "a").shape == (48, 6)
+    np.savez(tmp_path / "a.npz", x=x, y=y, layout="sound")
+    with pytest.raises(CoterieError, match="layout 'sound'; write images or series"):
+        from_path(tmp_path)
+    with pytest.raises(CoterieError, match="a named scenario knows it"):
+        population_of(ScenarioConfig(layout="series"), 0)
+
+
+def test_series_are_trained_as_they_are() -> None:
+    """A network that averages over the steps: the class is the feature that is largest on average."""
+
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.shape[1:] == (48, 6)
+            answer: torch.Tensor = self.out(x.mean(1))
+            return answer
+
+    y = np.arange(40) % 2
+    x = np.random.default_rng(0).normal(size=(40, 48, 6)) + np.eye(6)[y][:, None]
+    population = from_arrays({"a": (x, y), "b": (x, y)}, layout="series")
+    assert run(METHODS["fedavg"](lr=0.1), population, Average, rounds=3).accuracy > 0.9
+    flat = run(METHODS["fedavg"](), population, lambda: nn.Sequential(nn.Flatten(), nn.Linear(288, 2)), rounds=2)
+    assert flat.accuracy > 0.5
+
+
+def test_labels_that_are_not_numbered_from_zero() -> None:
+    x = np.zeros((4, 2))
+    with pytest.raises(
+        CoterieError, match=r"labels are 1 to 2 and none is 0; number the classes from 0, such as y - 1"
+    ):
+        from_arrays({"a": (x, np.array([1, 2, 1, 2]))})
+    assert from_arrays({"a": (x, np.array([1, 2, 1, 2]))}, classes=3).classes == 3
+    with pytest.raises(CoterieError, match="label 1000000 but only 2 different ones; number the classes 0 to 1"):
+        from_arrays({"a": (x, np.array([0, 1000000, 0, 0]))})
+    assert from_arrays({"a": (x, np.array([0, 61, 0, 0]))}).classes == 62, "a part of FEMNIST's classes"
+
+
+def test_one_client_alone_may_lack_the_first_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array([1, 2, 1, 2]))
+    assert from_file(tmp_path / "a.npz", "a").classes == 3
 
 
 def test_bad_options() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from coterie import wire
 from coterie.data.own import OwnPopulation
 from coterie.engine.faults import Faults
-from coterie.errors import CoterieError
-from coterie.federation import check_reply
+from coterie.engine.simulate import Simulator
+from coterie.errors import CoterieError, NothingLearnt
+from coterie.federation import Ledger, check_reply
 from coterie.run import Result, run
+from coterie.task import Task
 
-from ..tiny import fingerprint, made, small_net
+from ..tiny import Rows, fingerprint, made, small_net
 
 MANY = [f"client{i}" for i in range(500)]
 
@@ -90,29 +92,63 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(
 
 def test_replies_without_a_model_are_checked_too(digits: OwnPopulation, tmp_path: Path) -> None:
     """Local training answers with a number only: one that is not finite, or that are two, is refused."""
-    for kind, faults in (("wrong shape", {"wrong_shape": 1.0}), ("not finite", {"nan": 1.0})):
+    for kind, faults in (("wrong shape", {"wrong_shape": 0.9}), ("not finite", {"nan": 0.9})):
         result, events = storm("local", digits, tmp_path / kind, **faults)
-        assert result.failures == 27
+        assert 13 < result.failures < 27
         assert {event["fault"] for event in events} == {kind}
 
 
-@pytest.mark.parametrize("faults", [{"dropout": 1.0}, {"nan": 1.0}, {"wrong_shape": 1.0}, {"huge": 1.0}])
-def test_a_run_without_any_valid_reply_ends_where_it_began(
-    faults: dict[str, float], digits: OwnPopulation, tmp_path: Path
+@pytest.mark.parametrize(
+    ("faults", "why"),
+    [
+        ({"dropout": 1.0}, r"27 were dropped \(it did not answer\): find out why these clients do not answer"),
+        ({"nan": 1.0}, r"27 were not finite \(model/.* has NaN .*\): try a smaller lr"),
+        ({"wrong_shape": 1.0}, r"27 were wrong shape"),
+        ({"huge": 1.0}, r"27 were too large \(its model has norm .*\): try a smaller lr, or bring the inputs"),
+    ],
+)
+def test_a_run_without_any_valid_reply_fails(
+    faults: dict[str, float], why: str, digits: OwnPopulation, tmp_path: Path
 ) -> None:
-    result, events = storm("fedavg", digits, tmp_path / "run", **faults)
-    nothing = run(made("fedavg"), digits, small_net, rounds=1, seed=2, faults=Faults(dropout=1.0))
-    assert wire.encode(result.state) == wire.encode(nothing.state)
-    assert result.failures == len(events) == 27
-    assert result.accuracy > 0
+    """The model would be the untrained one; also when the run is resumed at its end, and nothing is lost."""
+    seen, out = Rows(), tmp_path / "run"
+    fails = pytest.raises(NothingLearnt, match=rf"no reply counted in any of the 3 rounds; {why}")
+    with fails:
+        run(made("fedavg"), digits, small_net, rounds=3, seed=2, out=out, faults=Faults(**faults), view=seen)
+    said = [note for note in seen.notes if note.startswith("warning: round 1: 9 of 9 replies do not count")]
+    assert len(said) == 1, "said at once, and once"
+    assert not (out / "result.json").exists()
+    with fails:
+        run(made("fedavg"), digits, small_net, rounds=3, seed=2, out=out, faults=Faults(**faults), resume=True)
+
+
+def test_half_of_the_replies_lost_is_said_with_its_reason(digits: OwnPopulation, tmp_path: Path) -> None:
+    """With seed 2 and nan = 0.6 more than half of round 1 is refused, but not all; the result says how many and why."""
+    seen, out = Rows(), tmp_path / "run"
+    result = run(made("fedavg"), digits, small_net, rounds=3, seed=2, out=out, faults=Faults(nan=0.6), view=seen)
+    assert result.lost == {"not finite": result.failures}
+    (warning,) = [text for text in result.warnings if "replies do not count" in text]
+    assert re.match(r"round \d: \d of 9 replies do not count, most of them not finite \(model/", warning)
+    assert f"warning: {warning}" in seen.notes
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert warning in [event["text"] for event in events if event["event"] == "warning"]
+    calm = run(made("fedavg"), digits, small_net, rounds=3, seed=2, faults=Faults(nan=0.1))
+    assert not any("replies" in text for text in calm.warnings)
 
 
 def test_a_wrong_shape_is_as_long_as_it_is(digits: OwnPopulation) -> None:
     """The largest entry (8 x 64 numbers of 4 bytes) comes twice: that is counted."""
-    calm = run(made("fedavg"), digits, small_net, rounds=1)
-    broken = run(made("fedavg"), digits, small_net, rounds=1, faults=Faults(wrong_shape=1.0))
-    assert 9 * 2048 <= broken.bytes_up - calm.bytes_up < 9 * 2048 + 9 * 64
-    assert broken.bytes_down == calm.bytes_down
+
+    def sent(faults: Faults) -> Ledger:
+        method = made("fedavg")
+        fed = Simulator(method, Task.of(small_net, digits), digits, seed=0, faults=faults)
+        method.step(method.init(fed), fed)
+        fed.close()
+        return fed.ledger
+
+    calm, broken = sent(Faults()), sent(Faults(wrong_shape=1.0))
+    assert 9 * 2048 <= broken.up["train"] - calm.up["train"] < 9 * 2048 + 9 * 64
+    assert broken.down == calm.down
 
 
 def test_check_reply_says_what_is_wrong() -> None:
@@ -135,6 +171,27 @@ def test_check_reply_says_what_is_wrong() -> None:
     _, bad = check_reply(["a"], {"model/w": torch.zeros(1, 3)}, template, limit=1.0)
     assert bad["a"].reason == "model/w has shape (3,) instead of (2,)"
     assert check_reply(list("abcd"), {"model/w": reply["model/w"][:4]}, template, limit=501.0)[0] == [0, 3]
+
+
+def test_a_model_is_long_only_beside_those_of_the_others() -> None:
+    """Norms 5, 5e4, 5, 5: the median is 5 and the limit 1000 * (1 + 5) = 6e3, so the second is refused.
+
+    A million times longer, as large inputs make them, all are as long as the others, and none is refused; nor is a
+    single one. At 5e10 the limit for all numbers, 1e10, holds whatever the others send.
+    """
+    template = {"w": torch.zeros(2)}
+    usual, long = [3.0, 4.0], [3e4, 4e4]
+    reply = {"model/w": torch.tensor([usual, long, usual, usual])}
+    good, bad = check_reply(list("abcd"), reply, template)
+    assert good == [0, 2, 3]
+    assert bad["b"].reason == "its model has norm 5e+04, more than the 6e+03 allowed"
+    scaled = {"model/w": torch.tensor([usual, usual, usual, usual]) * 1e6}
+    assert check_reply(list("abcd"), scaled, template)[0] == [0, 1, 2, 3]
+    assert check_reply(["a"], {"model/w": torch.tensor([long])}, template)[0] == [0]
+    broken = {"model/w": torch.tensor([usual, usual, usual]) * 1e10}
+    assert check_reply(list("abc"), broken, template)[0] == []
+    lone_nan = {"model/w": torch.tensor([usual, [torch.nan, 0.0], long])}
+    assert check_reply(list("abc"), lone_nan, template)[0] == [0], "numbers that are not finite have no say"
 
 
 def test_numbers_that_may_be_anything() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from coterie.data.own import OwnPopulation
 from coterie.data.samples import ClientData
 from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions
+from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.methods.fedcg import FedCG, Report
 from coterie.methods.oracle import Oracle
@@ -238,9 +238,12 @@ def test_lanes_and_workers_change_nothing(settings: dict[str, Any], digits: OwnP
 @pytest.mark.parametrize("find", ["features", "models", "classifier"])
 def test_a_start_without_replies_is_made_up_for(find: Any, digits: OwnPopulation) -> None:
     method = FedCG.preset("robust", **QUICK, find=find)
-    lost = run(method, digits, small_cnn, rounds=1, seed=1, engine=ALONE, faults=Faults(dropout=1.0))
-    assert lost.state.history == {}
-    assert method.panels(lost.state, [], None) == []
+    task = method.task(Task.of(small_cnn, digits))
+    fed = Simulator(method, task, digits, seed=1, options=ALONE, faults=Faults(dropout=1.0))
+    lost, _ = method.step(method.init(fed), fed)
+    assert lost.history == {}
+    assert method.panels(lost, [], None) == []
+    fed.close()
     late = run(method, digits, small_cnn, rounds=4, seed=1, engine=ALONE, faults=Faults(dropout=0.7))
     assert late.failures > 0
     assert "evenness" in late.state.history

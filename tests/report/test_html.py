@@ -45,11 +45,11 @@ def test_run_report_tells_the_whole_story(tmp_path: Path) -> None:
     text, figures = read(folder / "report.html")
     assert escape(run_headline(result_of(folder))) in text
     for words in (
-        "Found groups against true groups",
+        "The groups made against the true groups",
         "Map of the clients",
         "no reply before the deadline",
         "2, 5",
-        "coterie run ifca --scenario rotated-digits --rounds 20 --seed 0 --config ifca/config.toml --out ifca-again",
+        f"coterie run --config {folder}/config.toml --out {folder}-again",
         "momentum = 0.9",
         "kernel, 2 threads",
         "Cluster sizes",
@@ -167,7 +167,7 @@ def test_only_the_result_is_needed(tmp_path: Path) -> None:
     for name in ("metrics.csv", "events.jsonl", "config.toml"):
         (folder / name).unlink()
     text, _ = read(write_run_report(folder))
-    assert "--out run-again" in text
+    assert f"coterie run ifca --scenario rotated-digits --rounds 20 --seed 0 --out {folder}-again" in text
     assert "--config" not in text
 
 

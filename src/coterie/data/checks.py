@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,17 +13,21 @@ from coterie.errors import CoterieError
 
 from .samples import ClientId, Normalise, Samples
 
+Layout = Literal["images", "series"]
+"""What inputs of three axes are: images [n, height, width], or series [n, steps, features] that stay as they are."""
 _CHANNELS = (1, 3)
+_MOST_GAPS = 10
+_FEW_CLASSES = 100
 _LEVELS = 255
 
 
-def checked_samples(client: ClientId, x: Any, y: Any) -> Samples:
+def checked_samples(client: ClientId, x: Any, y: Any, layout: Layout | None = None) -> Samples:
     """One client's arrays as samples, or an error that names the client."""
     inputs, labels = _tensor(client, "inputs", x), _tensor(client, "labels", y)
     if inputs.dim() not in (2, 3, 4):
         raise CoterieError(
-            f"Client {client} has inputs of shape {tuple(inputs.shape)}; give images [n, channels, height, width] or "
-            "rows [n, features]."
+            f"Client {client} has inputs of shape {tuple(inputs.shape)}; give images [n, channels, height, width], "
+            "series [n, steps, features] or rows [n, features]."
         )
     if len(inputs) != (len(labels) if labels.dim() else 0) or labels.dim() != 1:
         raise CoterieError(
@@ -41,13 +45,25 @@ def checked_samples(client: ClientId, x: Any, y: Any) -> Samples:
         raise CoterieError(f"The inputs of client {client} are {_dtype(inputs)}; give uint8 or float.")
     if inputs.dtype.is_floating_point and not bool(torch.isfinite(inputs).all()):
         raise CoterieError(f"The inputs of client {client} hold NaN or infinity; remove those samples.")
-    return Samples(_channels_first(inputs), labels)
+    return Samples(_channels_first(client, inputs, layout), labels)
 
 
 def checked_classes(labels: Sequence[Tensor], classes: int | None) -> int:
-    """The number of classes: as given, or one more than the highest label."""
+    """The number of classes: as given, or one more than the highest label where they are numbered from 0."""
     highest = max(int(part.max()) for part in labels if len(part))
     if classes is None:
+        present = torch.cat([part.unique() for part in labels]).unique()
+        lowest, number = int(present[0]), len(present)
+        if lowest > 0:
+            raise CoterieError(
+                f"The labels are {lowest} to {highest} and none is 0; number the classes from 0, such as y - {lowest}, "
+                f"or say classes={highest + 1} in Python if class 0 is only missing."
+            )
+        if highest >= max(_FEW_CLASSES, _MOST_GAPS * number):
+            raise CoterieError(
+                f"There is a label {highest} but only {number} different ones; number the classes 0 to {number - 1}, "
+                f"or say classes={highest + 1} in Python if the others are only missing."
+            )
         return highest + 1
     if highest >= classes:
         raise CoterieError(f"There is a label {highest} and only {classes} classes; give {highest + 1} or more.")
@@ -98,9 +114,20 @@ def _tensor(client: ClientId, what: str, value: Any) -> Tensor:
         ) from problem
 
 
-def _channels_first(x: Tensor) -> Tensor:
-    """[n, channels, height, width] from images without a channel axis or with it at the end."""
+def _channels_first(client: ClientId, x: Tensor, layout: Layout | None) -> Tensor:
+    """[n, channels, height, width] from images without a channel axis or with it at the end; series as they are."""
+    if layout == "series":
+        if x.dim() != 3:
+            raise CoterieError(
+                f"Client {client} has inputs of shape {tuple(x.shape)}; series are [n, steps, features]."
+            )
+        return x
     if x.dim() == 3:
+        if layout is None and x.dtype != torch.uint8:
+            raise CoterieError(
+                f"Client {client} has inputs of shape {tuple(x.shape)}, which may be series or images; say "
+                'layout="series" for [n, steps, features], or layout="images" for [n, height, width].'
+            )
         return x.unsqueeze(1)
     if x.dim() == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS:
         return x.permute(0, 3, 1, 2).contiguous()

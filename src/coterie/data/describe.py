@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -77,6 +78,17 @@ def describe(population: Population, *, inspect: int = _INSPECTED) -> Summary:
         classes_per_client=_spread((counts > 0).sum(1).tolist()),
         largest_share=float(shares.mean()),
     )
+
+
+def largest_share(population: Population, ids: Sequence[ClientId]) -> float | None:
+    """The mean over clients of the test accuracy of one constant answer, the best; None where nobody has tests."""
+    shares, tested = torch.zeros(population.classes, dtype=torch.float64), 0
+    for client in ids:
+        labels = _labels(population, client).test
+        if len(labels):
+            shares += torch.bincount(labels, minlength=population.classes) / len(labels)
+            tested += 1
+    return float(shares.max()) / tested if tested else None
 
 
 def _labels(population: Population, client: ClientId) -> Parts:

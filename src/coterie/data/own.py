@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from coterie.errors import CoterieError
 from coterie.rng import rng
 
-from .checks import checked_classes, checked_groups, checked_samples, measured
+from .checks import Layout, checked_classes, checked_groups, checked_samples, measured
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Parts
@@ -76,19 +76,21 @@ def from_arrays(
     seed: int = 0,
     validation: float = 0.0,
     unseen: Sequence[ClientId] = (),
+    layout: Layout | None = None,
 ) -> OwnPopulation:
     """A population of numpy arrays or tensors, one entry a client.
 
-    Inputs are images [n, channels, height, width] (or [n, height, width], or channels last) or rows [n,
-    features]. Float inputs are taken as they are; uint8 inputs are scaled to [0, 1] and normalised by the
-    mean and deviation of all training images, unless `normalise` says otherwise. `unseen` names clients that
-    never take part in training.
+    Inputs are images [n, channels, height, width] (or channels last), or rows [n, features]. Three axes are images [n,
+    height, width] if they are uint8; of floats `layout` must say whether they are "images" or "series" [n, steps,
+    features], which the model gets as they are. Float inputs are taken as they are; uint8 inputs are scaled to [0, 1]
+    and normalised by the mean and deviation of all training images, unless `normalise` says otherwise. `unseen` names
+    clients that never take part in training.
     """
     if not clients:
         raise CoterieError("There is no client; give at least one with its arrays.")
     if not 0 <= validation < 1:
         raise CoterieError(f"The validation part is {validation}; give a fraction from 0 to below 1.")
-    parts = {client: _split(client, arrays, seed) for client, arrays in clients.items()}
+    parts = {client: _split(client, arrays, seed, layout) for client, arrays in clients.items()}
     first = next(iter(parts.values()))[0]
     for client, (train, test) in parts.items():
         for part in (train, test):
@@ -120,6 +122,7 @@ def from_datasets(
     seed: int = 0,
     validation: float = 0.0,
     unseen: Sequence[ClientId] = (),
+    layout: Layout | None = None,
 ) -> OwnPopulation:
     """A population of torch datasets of (input, label) pairs, one a client, or a pair of them (training,
     test).
@@ -139,19 +142,28 @@ def from_datasets(
         seed=seed,
         validation=validation,
         unseen=unseen,
+        layout=layout,
     )
 
 
-def from_path(path: Path | str, *, seed: int = 0, validation: float = 0.0, image_size: int | None = None) -> Population:
+def from_path(
+    path: Path | str,
+    *,
+    seed: int = 0,
+    validation: float = 0.0,
+    image_size: int | None = None,
+    layout: Layout | None = None,
+) -> Population:
     """A population from a folder: <client>.npz files, a LEAF folder, or images as <domain>/<class>/<image>.
 
-    Each domain of an image folder is one client, and a group of its own.
+    Each domain of an image folder is one client, and a group of its own. `layout` is that of `from_arrays`, for .npz
+    files that do not say it themselves (an entry `layout` beside x and y).
     """
     folder = Path(path)
     if not folder.is_dir():
         raise CoterieError(f"There is no folder {folder}; {_HELP}.")
     if any(folder.glob("*.npz")):
-        return _from_npz(folder, seed, validation)
+        return _from_npz(folder, seed, validation, layout)
     if is_leaf(folder):
         return _from_leaf(folder, seed, validation, image_size)
     if has_domain_level(folder):
@@ -164,21 +176,25 @@ def from_file(path: Path | str, client: ClientId) -> OwnPopulation:
     file = Path(path)
     if not file.is_file():
         raise CoterieError(f"There is no file {file} with the data of client {client}; give an .npz file.")
-    return from_arrays({client: _read_npz(file)[0]})
+    arrays, _, layout = _read_npz(file)
+    # one client alone may lack the first classes; that the labels begin with 0 is for all of them together to see
+    highest = max((int(np.max(y)) for y in arrays[1::2] if np.size(y) and np.asarray(y).dtype.kind in "iu"), default=0)
+    return from_arrays({client: arrays}, classes=max(highest, 0) + 1, layout=layout)
 
 
-def _from_npz(folder: Path, seed: int, validation: float) -> OwnPopulation:
+def _from_npz(folder: Path, seed: int, validation: float, layout: Layout | None) -> OwnPopulation:
     arrays: dict[ClientId, ClientArrays] = {}
     groups: dict[ClientId, int | str] = {}
     for path in sorted(folder.glob("*.npz")):
-        arrays[path.stem], group = _read_npz(path)
+        arrays[path.stem], group, its_layout = _read_npz(path)
+        layout = layout or its_layout
         if group is not None:
             groups[path.stem] = group
-    return from_arrays(arrays, groups=groups or None, seed=seed, validation=validation)
+    return from_arrays(arrays, groups=groups or None, seed=seed, validation=validation, layout=layout)
 
 
-def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None]:
-    """One client's arrays, and its group where the file names one."""
+def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None, Layout | None]:
+    """One client's arrays, and its group and layout where the file names them."""
     try:
         with np.load(path, allow_pickle=False) as body:
             held = {name: body[name] for name in body.files}
@@ -196,7 +212,11 @@ def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None]:
         )
     values = [held[name] for name in names[0]]
     group = None if "group" not in held else held["group"].item() if held["group"].size == 1 else "?"
-    return ((values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])), group
+    layout = str(held["layout"]) if "layout" in held else None
+    if layout not in (None, *get_args(Layout)):
+        raise CoterieError(f"{path} has the layout {layout!r}; write {' or '.join(get_args(Layout))}, or none.")
+    arrays = (values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])
+    return arrays, group, layout  # type: ignore[return-value]
 
 
 def _from_leaf(folder: Path, seed: int, validation: float, image_size: int | None) -> LazyPopulation:
@@ -220,13 +240,13 @@ def _from_images(folder: Path, seed: int, validation: float, image_size: int | N
     return from_arrays(arrays, groups=groups, classes=len(found.classes), seed=seed, validation=validation)
 
 
-def _split(client: ClientId, arrays: ClientArrays, seed: int) -> tuple[Samples, Samples]:
+def _split(client: ClientId, arrays: ClientArrays, seed: int, layout: Layout | None) -> tuple[Samples, Samples]:
     """Training and test samples, with a fifth split off where there are no test samples."""
     if not isinstance(arrays, (tuple, list)) or len(arrays) not in (2, 4):
         raise CoterieError(f"Client {client} needs (x, y) or (x_train, y_train, x_test, y_test).")
-    train = checked_samples(client, arrays[0], arrays[1])
+    train = checked_samples(client, arrays[0], arrays[1], layout)
     if len(arrays) == 4:
-        return train, checked_samples(client, arrays[2], arrays[3])
+        return train, checked_samples(client, arrays[2], arrays[3], layout)
     if len(train) < 2:
         raise CoterieError(f"Client {client} has one sample and needs two, one of them to test; give it more.")
     order = rng(seed, "own-test", client).permutation(len(train))

@@ -19,7 +19,7 @@ from coterie.engine.device import reply_type
 from coterie.engine.jobs import Letter
 from coterie.engine.orders import Agreement, Hello, Order
 from coterie.errors import CoterieError, Unfinished
-from coterie.federation import Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
+from coterie.federation import Engine, Failure, Ledger, Purpose, Question, Replies, check_reply
 from coterie.interrupts import pause
 from coterie.task import Task
 
@@ -95,7 +95,7 @@ class RemoteFederation(Engine):
         self.ledger = Ledger()
         self.failures: list[tuple[int, ClientId, Failure]] = []
         self.memory: dict[ClientId, Memory] = {}
-        self._transport, self._limit, self._norm = transport, limit, largest_norm(task.template)
+        self._transport, self._limit = transport, limit
         self._least, self._patience, self._go_on = least, patience, go_on
         self._note, self._on_saved = note, on_saved
         self._known, self._session = set(known), secrets.token_hex(8)
@@ -222,7 +222,7 @@ class RemoteFederation(Engine):
             return Replies((), None, failed)
         names, first = list(letters), next(iter(letters.values()))
         stacked = {path: torch.stack([letters[name].tensors[path] for name in names]) for path in first.tensors}
-        good, bad = check_reply(names, stacked, self.task.template, self._norm, unbounded=first.unbounded)
+        good, bad = check_reply(names, stacked, self.task.template, unbounded=first.unbounded)
         failed = failed | bad
         if not good:
             return Replies((), None, failed)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie import kernel, wire
 from coterie.cohort import Memory
+from coterie.data.describe import largest_share
 from coterie.data.population import unseen_ids
 from coterie.data.samples import ClientId, Population
 from coterie.engine.faults import Faults
@@ -22,7 +23,18 @@ from coterie.engine.jobs import Job, Letter, Outcome, Setting
 from coterie.engine.network import carry
 from coterie.engine.workers import Note, ProcessWorkers, ThreadWorkers, Workers
 from coterie.errors import CoterieError
-from coterie.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies, check_reply, largest_norm
+from coterie.federation import (
+    Arrival,
+    Engine,
+    Failure,
+    Ledger,
+    Purpose,
+    Question,
+    Replies,
+    check_reply,
+    largest_norm,
+    model_norms,
+)
 from coterie.methods.base import RoundMethod
 from coterie.task import Task
 
@@ -73,7 +85,6 @@ class Simulator(Engine):
         self._workers: Workers | None = None
         keep_freed_blocks()
         self._on_trial = False
-        self._limit = largest_norm(task.template)
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -100,6 +111,10 @@ class Simulator(Engine):
         """True groups in this round, or None where they are not known."""
         groups = [self._population.group(client, self.round) for client in ids]
         return None if any(group is None for group in groups) else [int(g) for g in groups if g is not None]
+
+    def majority(self, ids: Sequence[ClientId]) -> float | None:
+        """The accuracy of the best constant answer, in the tests as they are at the start."""
+        return largest_share(self._population, ids)
 
     @property
     def unseen(self) -> tuple[ClientId, ...]:
@@ -220,14 +235,15 @@ class Simulator(Engine):
                 own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
                 broken = self._faults.corrupt(self.seed, self.round, client, own)
                 if broken is not None:
+                    limit = largest_norm(model_norms(own, self.task.template))
                     _, wrong = check_reply(
-                        [client], broken, self.task.template, self._limit, like=own, unbounded=first.unbounded
+                        [client], broken, self.task.template, limit, like=own, unbounded=first.unbounded
                     )
                     refused |= wrong
                     if counted:  # a corrupt reply can be longer
                         self.ledger.up[purpose] += replace(first, tensors=broken).row(0).size
                         self.ledger.up[purpose] -= replace(first, tensors=own).row(0).size
-        _, wrong = check_reply(ids, stacked, self.task.template, self._limit, unbounded=first.unbounded)
+        _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
         if not good:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from coterie.federation import Federation, Replies, on_client
 from coterie.report.panels import Panel
 from coterie.states import Stack, State
 from coterie.task import Task
+from coterie.updates import DEFAULT_RATES, OptimiserName
 
 S = TypeVar("S")
 Log = dict[str, float | int | list[float] | list[int]]
@@ -56,11 +57,14 @@ class LocalTraining:
 
     epochs: int = field(default=5, metadata={"help": "local epochs per round"})
     batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
-    lr: float = field(default=0.1, metadata={"help": "learning rate"})
+    lr: float | None = field(
+        default=None,
+        metadata={"help": "learning rate", "shown": ", ".join(f"{name}: {r}" for name, r in DEFAULT_RATES.items())},
+    )
     momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the local optimiser"})
     lr_decay: float = field(default=1.0, metadata={"help": "the learning rate of round t is lr * lr_decay^t"})
-    optimiser: Literal["sgd", "adam"] = field(default="sgd", metadata={"help": "local optimiser: sgd or adam"})
+    optimiser: OptimiserName = field(default="sgd", metadata={"help": "local optimiser: sgd or adam"})
 
     name: ClassVar[str]
     paper: ClassVar[str]
@@ -77,7 +81,7 @@ class LocalTraining:
     def __post_init__(self) -> None:
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
-        self._require(self.lr > 0, "lr", "be above 0")
+        self._require(self.lr is None or self.lr > 0, "lr", "be above 0")
         self._require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)")
         self._require(self.weight_decay >= 0, "weight_decay", "be at least 0")
         self._require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]")
@@ -152,6 +156,10 @@ class RoundMethod(ABC, Generic[S]):
     @abstractmethod
     def models(self, state: S) -> Mapping[str, State]:
         """The models worth saving, by name."""
+
+    def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
+        """Those of the models that somebody uses, where the clusters that have members are these."""
+        return self.models(state)
 
     def assess(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Have clients judge, on their test part, the model they would use now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -76,6 +76,11 @@ class ModelPerCluster(ServerMethod[S]):
     def models(self, state: S) -> Mapping[str, State]:
         """One model per cluster."""
         return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
+
+    def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
+        """A model that no client has chosen is as it began, or as it was left: nobody's."""
+        used = [k for k in range(count(state.models)) if k in clusters] or range(count(state.models))
+        return {f"cluster-{k}": row(state.models, k) for k in used}
 
 
 def least_loss(c: Cohort, models: Stack, batch: int = 0) -> Tensor:

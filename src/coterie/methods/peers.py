@@ -21,7 +21,7 @@ from coterie import fast, wire
 from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
 from coterie.engine.network import NOBODY, Keys, Topology, draw, peer_key
-from coterie.federation import Failure, check_reply, largest_norm
+from coterie.federation import Failure, check_reply, largest_norm, model_norms
 from coterie.kernel.library import Library
 from coterie.methods.base import LocalTraining
 from coterie.rng import rng
@@ -228,7 +228,8 @@ def inbox_of(
 
     An answer of another shape, with NaN, or far too large is treated as if it had never come.
     """
-    limit = largest_norm(template)
+    # against its own model, which no other peer can influence
+    limit = largest_norm(model_norms({f"model/{name}": t for name, t in own.model.items()}, template))
     good: dict[int, Answers] = {}
     refused: dict[int, Failure] = {}
     for key in wanted:

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.errors import CoterieError
 from coterie.folder import holds_comparison
-from coterie.kind import kind_of
+from coterie.kind import IN_PYTHON, Kind, kind_of
 
 from .panels import Panel, load_panels
 
@@ -34,6 +34,17 @@ class RunFolder:
     def column(self, name: str) -> Column:
         """A column of metrics.csv, one value a round; all unknown where the column is missing."""
         return self.metrics.get(name, [None] * len(self.rounds))
+
+    @property
+    def kind(self) -> Kind:
+        """How the run was made."""
+        return kind_of(self.path)
+
+    @property
+    def from_python(self) -> bool:
+        """Whether only a program of the user's has the data and the model."""
+        scenario = tomllib.loads(self.config).get("scenario", {})
+        return isinstance(scenario, dict) and scenario.get("name") == IN_PYTHON
 
     @property
     def rounds(self) -> Column:

@@ -12,9 +12,9 @@ from typing import Any
 from . import figures
 from .folder import CompareFolder, RunFolder, read_compare, read_run
 from .page import Page, card
-from .parts import client_map, contingency, failures_table, log_cards, panel_cards
+from .parts import client_map, contingency, failures_table, log_cards, panel_cards, warning_card
 from .text import UNKNOWN, duration, human_bytes, method_title, number, percent, percent_spread, plural, score
-from .words import compare_headline, run_headline
+from .words import compare_headline, compare_warnings, lost_words, run_headline
 
 _MOST_BOXES = 12
 
@@ -31,6 +31,7 @@ def write_run_report(folder: Path) -> Path:
         meta=_meta(result),
     )
     page.tiles(_tiles(result))
+    page.section("Warnings", warning_card(result.get("warnings")))
     page.section(
         "Learning",
         [
@@ -77,6 +78,7 @@ def write_compare_report(folder: Path) -> Path:
     )
     target = summary.get("target")
     page.section("Result", [card("All methods", _compare_table(summary), _compare_note(summary), wide=True)])
+    page.section("Warnings", warning_card(compare_warnings(summary)))
     band = "The band is one standard deviation over the seeds. " if len(seeds) > 1 else ""
     page.section(
         "Learning",
@@ -139,7 +141,7 @@ def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("Groups", number(result.get("n_clusters")), agreement),
         ("Sent", human_bytes(both), f"{human_bytes(down)} down, {human_bytes(up)} up"),
         ("Time", duration(seconds), pace),
-        ("Replies lost", number(lost), "missing, late or refused" if lost else "every reply arrived"),
+        ("Replies lost", number(lost), lost_words(result.get("lost"), "missing, late or refused") if lost else "none"),
     ]
 
 
@@ -164,9 +166,9 @@ def _groups(page: Page, run: RunFolder) -> list[str]:
         if crossed:
             cards.append(
                 card(
-                    "Found groups against true groups",
+                    "The groups made against the true groups",
                     crossed,
-                    "Numbers of clients; one filled cell a row and a column: the groups are found exactly.",
+                    "Numbers of clients; one filled cell a row and a column: the groups are exactly the true ones.",
                 )
             )
         cards.append(card("Map of the clients", client_map(result), _map_note(result), wide=True))
@@ -174,7 +176,7 @@ def _groups(page: Page, run: RunFolder) -> list[str]:
 
 
 def _map_note(result: Mapping[str, Any]) -> str:
-    rows = "A row is a true group" if result.get("truth") else "A row is a found group"
+    rows = "A row is a true group" if result.get("truth") else "A row is a group"
     return f"{rows}, a cell a client, its colour and number the group it was put in. Point at a cell for more."
 
 
@@ -187,8 +189,8 @@ def _clients(page: Page, run: RunFolder) -> list[str]:
             f"group {cluster}": [value for value, its in zip(values, clusters, strict=True) if its == cluster]
             for cluster in sorted(set(clusters))
         }
-        figure = figures.client_accuracies(groups, sorted(set(clusters)), "found group")
-        cards.append(page.chart("Accuracy of each client, by found group", figure))
+        figure = figures.client_accuracies(groups, sorted(set(clusters)), "group")
+        cards.append(page.chart("Accuracy of each client, by group", figure))
     if values:
         cards.append(page.chart("How accuracy is spread over the clients", figures.accuracy_histogram(values)))
     lost = failures_table(run)
@@ -198,19 +200,26 @@ def _clients(page: Page, run: RunFolder) -> list[str]:
 
 
 def _again(run: RunFolder) -> list[str]:
-    result = run.result
-    name = run.path.resolve().name
-    command = result.get("command") or shlex.join(
-        [
-            "coterie", "run", str(result["method"]), "--scenario", str(result["scenario"]),
-            "--rounds", str(result["rounds"]), "--seed", str(result["seed"]),
-            *(["--config", f"{name}/config.toml"] if run.config else []), "--out", f"{name}-again",
-        ]
-    )  # fmt: skip
-    cards = [card("The command", f"<pre>{escape(str(command))}</pre>", wide=True)]
+    command, note = run.result.get("command") or _how_again(run), ""
+    if not command:
+        inside = "<p>The data and the model of this run were given in Python: run that program again.</p>"
+    else:
+        inside, note = f"<pre>{escape(str(command))}</pre>", "Paths are as seen from where the run was started."
+    cards = [card("The command", inside, note, wide=True)]
     if run.config:
         cards.append(card("Configuration used (config.toml)", f"<pre>{escape(run.config.strip())}</pre>", wide=True))
     return cards
+
+
+def _how_again(run: RunFolder) -> str:
+    """The command that makes the run again; config.toml holds all there is to say. Empty where no command can."""
+    result, out = run.result, f"{run.path}-again"
+    if run.from_python:
+        return ""
+    if not run.config:
+        told = ["--scenario", str(result["scenario"]), "--rounds", str(result["rounds"]), "--seed", str(result["seed"])]
+        return shlex.join(["coterie", "run", str(result["method"]), *told, "--out", out])
+    return run.kind.again(shlex.quote(str(run.path / "config.toml")), shlex.quote(out), int(result["clients"]))
 
 
 def _command(summary: Mapping[str, Any]) -> list[str]:
@@ -222,6 +231,8 @@ def _compare_table(summary: Mapping[str, Any]) -> str:
     target = summary.get("target")
     columns = ["Accuracy, mean", "Worst client", "ARI", "Groups", "Down", "Up"]
     columns += [f"To {percent(target, 0)}"] if target is not None else []
+    loses = any(row.get("lost_mean") for row in summary["rows"])
+    columns += ["Replies lost"] if loses else []
     columns += ["Time"]
     best = max(
         (row["accuracy_mean"] for row in summary["rows"] if row.get("accuracy_mean") is not None),
@@ -239,6 +250,8 @@ def _compare_table(summary: Mapping[str, Any]) -> str:
         ]  # fmt: skip
         if target is not None:
             cells.append(_price(row))
+        if loses:
+            cells.append(_lost(row))
         cells.append(duration(row.get("seconds")))
         mark = " best" if mean is not None and mean == best else ""
         body.append(
@@ -253,6 +266,12 @@ def _compare_table(summary: Mapping[str, Any]) -> str:
         f"<div class='scroll'><table><thead><tr><th>Method</th>{head}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _lost(row: Mapping[str, Any]) -> str:
+    """Lost replies of one run, and why most of them."""
+    mean = row.get("lost_mean") or 0
+    return f"{number(mean, 1)} ({lost_words(row.get('lost'), 'reason not known')})" if mean else "0"
 
 
 def _price(row: Mapping[str, Any]) -> str:

@@ -21,21 +21,21 @@ _MOST_CURVES = 12
 
 
 def client_map(result: Mapping[str, Any]) -> str:
-    """Every client as a cell in the colour of its found group, in rows of true groups (or found ones)."""
+    """Every client as a cell in the colour of the group it was put in, in rows of true groups (or of those)."""
     clusters: Sequence[int] = result["clusters"]
     truth: Sequence[object] | None = result.get("truth")
     names = result.get("client_ids") or [str(index) for index in range(len(clusters))]
     accuracies = result.get("per_client_accuracy") or [None] * len(clusters)
     rows: dict[object, list[str]] = defaultdict(list)
     for index, cluster in enumerate(clusters[:_MOST_CELLS]):
-        words = f"client {names[index]}: found group {cluster}"
+        words = f"client {names[index]}: in group {cluster}"
         if truth is not None:
             words += f", true group {truth[index]}"
         if accuracies[index] is not None:
             words += f", accuracy {percent(accuracies[index])}"
         row = truth[index] if truth is not None else cluster
         rows[row].append(f"<i style='{painted(cluster)}' title='{escape(words)}'>{cluster}</i>")
-    kind = "true group" if truth is not None else "found group"
+    kind = "true group" if truth is not None else "group"
     many = " many" if len(clusters) > _MOST_NUMBERED else ""
     lines = [
         f"<span>{kind} {escape(str(name))}</span><div class='cells{many}'>{''.join(cells)}</div>"
@@ -47,13 +47,13 @@ def client_map(result: Mapping[str, Any]) -> str:
 
 
 def contingency(result: Mapping[str, Any]) -> str:
-    """How many clients of each true group are in each found one; empty where unknown or too wide to read."""
+    """How many clients of each true group are in each group that was made; empty where unknown or too wide to read."""
     truth, clusters = result.get("truth"), result.get("clusters")
     if not truth or not clusters or len(set(clusters)) > _MOST_COLUMNS:
         return ""
     counts = Counter(zip(truth, clusters, strict=True))
     rows = sorted(set(truth), key=_order)
-    # found groups stand in the order of the true group they mostly hold, so that agreement is a diagonal
+    # groups stand in the order of the true group they mostly hold, so that agreement is a diagonal
     columns = sorted(
         set(clusters),
         key=lambda found: (max(range(len(rows)), key=lambda at: counts[rows[at], found]), found),
@@ -68,13 +68,21 @@ def contingency(result: Mapping[str, Any]) -> str:
             cells.append(f"<td style='background:rgba(68,119,170,{share:.2f})'>{count or ''}</td>")
         body.append(f"<tr><th>true group {escape(str(row))}</th>{''.join(cells)}</tr>")
     head = "".join(
-        f"<th><span class='dot' style='background:{figures.colour(column)}'></span>found {column}</th>"
+        f"<th><span class='dot' style='background:{figures.colour(column)}'></span>group {column}</th>"
         for column in columns
     )
     return (
         f"<div class='scroll'><table class='contingency'><thead><tr><th></th>{head}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def warning_card(warnings: Sequence[str] | None) -> list[str]:
+    """What went wrong, in a card of its own; nothing where nothing did."""
+    if not warnings:
+        return []
+    items = "".join(f"<li>{escape(str(text))}</li>" for text in warnings)
+    return [card("Read this before you trust the result", f"<ul>{items}</ul>", wide=True)]
 
 
 def failures_table(run: RunFolder) -> str:

@@ -9,13 +9,13 @@ from .text import human_bytes, method_title, percent, percent_spread, plural, sc
 
 
 def run_headline(result: Mapping[str, Any]) -> str:
-    """What one method found and how well it serves the clients."""
+    """How one method serves the clients, and how well."""
     method, clients = method_title(str(result["method"])), int(result["clients"])
     worst = result.get("worst_accuracy")
     served = f"{percent(result.get('accuracy'))} {'mean ' if clients > 1 else ''}accuracy"
     tail = f"; the worst client has {percent(worst)}." if worst is not None and clients > 1 else "."
     groups, ari = result.get("n_clusters"), result.get("ari")
-    agreement = f" (ARI {score(ari)})" if ari is not None else ""
+    agreement = f" (ARI {score(ari)} against the true ones)" if ari is not None else ""
     crowd = plural(clients, "client")
     if not groups or (groups == clients and clients > 1 and not result.get("clusters")):
         return f"{method} serves {crowd} with {served}{tail}"
@@ -26,8 +26,9 @@ def run_headline(result: Mapping[str, Any]) -> str:
         return f"{method} serves {crowd} with one common model and {served}{tail}"
     if groups == clients:
         return f"{method} gives each of {crowd} a model of its own and reaches {served}{tail}"
-    found = plural(int(groups), "group")
-    return f"{method} found {found} among {crowd}{agreement} and serves them with {served}{tail}"
+    # how many there are, not that they are real: groups are made also where the clients are all alike
+    made = plural(int(groups), "group")
+    return f"{method} serves {crowd} in {made}{agreement} with {served}{tail}"
 
 
 def compare_headline(summary: Mapping[str, Any]) -> str:
@@ -53,3 +54,18 @@ def compare_headline(summary: Mapping[str, Any]) -> str:
     if target is not None and price is not None:
         text += f". It reaches {percent(target, 0)} after {human_bytes(price)}"
     return text + "."
+
+
+def lost_words(lost: Mapping[str, int] | None, otherwise: str) -> str:
+    """Why replies were lost, the commonest reason first: 24 too large, 3 late."""
+    ranked = sorted((lost or {}).items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count:,} {kind}" for kind, count in ranked) or otherwise
+
+
+def compare_warnings(summary: Mapping[str, Any]) -> list[str]:
+    """What went wrong in the runs of a comparison, those that have no result first."""
+    failed = [
+        f"{method_title(str(one['method']))}, seed {one['seed']}: {one['why']}" for one in summary.get("failed", ())
+    ]
+    rows = [(method_title(str(row["method"])), text) for row in summary["rows"] for text in row.get("warnings", ())]
+    return [*failed, *(f"{method}, {text}" for method, text in rows)]
