@@ -15,6 +15,7 @@ from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.folder import RunFolder
+from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
 from coterie.rounds import Interrupted, Nobody, Result, View, run_with
 from coterie.task import LossFn, LossName, Task
@@ -23,7 +24,7 @@ __all__ = ["Interrupted", "Result", "View", "run"]
 
 
 def run(
-    method: ServerMethod[Any],
+    method: ServerMethod[Any] | str,
     population: Population,
     model: nn.Module | Callable[[], nn.Module],
     *,
@@ -44,9 +45,14 @@ def run(
 ) -> Result:
     """Run a method on a population in the simulator.
 
+    `method` is a ready one (`coterie.method("ifca", k=3)`) or the name of one, which then has its own defaults.
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
     same state, bit for bit, as a run that was never interrupted.
     """
+    if isinstance(method, str):
+        method = method_named(method)()
+    if not isinstance(method, ServerMethod):
+        raise CoterieError('The method must be a name such as "fedavg", or coterie.method(NAME, ...) with settings.')
     if rounds < 1:
         raise CoterieError(f"rounds must be at least 1, not {rounds}.")
     if not len(population.ids):

@@ -22,6 +22,7 @@ from coterie.methods.oracle import Oracle
 from coterie.methods.panm import PANM
 from coterie.methods.pens import PENS
 from coterie.methods.scaffold import Scaffold
+from coterie.settings import from_settings
 
 METHODS: dict[str, type[ServerMethod[Any]]] = {
     kind.name: kind
@@ -51,3 +52,9 @@ def method_named(name: str) -> type[ServerMethod[Any]]:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
+
+
+def method(name: str, **settings: Any) -> ServerMethod[Any]:
+    """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`."""
+    kind = method_named(name)
+    return from_settings(kind, kind.expand(settings), name)
