@@ -107,7 +107,7 @@ def test_the_demo_never_removes_a_folder_the_user_named(
         kept.append(folder)
         held_out.update({config.method: config.scenario.validation for config in configs})
 
-    monkeypatch.setattr("coterie.cli._compare", noted)
+    monkeypatch.setattr("coterie.cli_runs.compare", noted)
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path / "mine", tmp_path / "runs" / "demo"):
         folder.mkdir(parents=True)

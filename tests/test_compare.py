@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 import tomllib
 from pathlib import Path
@@ -162,3 +163,28 @@ def test_other_settings_of_a_later_method_are_found_before_the_first_run(coterie
     said = coterie("compare", "fedavg", "local", *SMALL, "--set", "local.lr=0.3", "--out", out)
     assert "local-seed0 holds a run with other settings" in said.err
     assert not (out / "fedavg-seed0").exists()
+
+
+@pytest.mark.parametrize("where", ["coterie.methods.local.Local.step", "coterie.compare.write_compare_report"])
+def test_who_stops_a_comparison_is_told_the_command_that_goes_on_with_it(
+    where: str, coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not `coterie resume` of the run it was at: that would leave the rest undone. The command works as it stands."""
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "two words"
+    with monkeypatch.context() as once:
+        once.setattr(where, stops)
+        said = coterie("compare", "fedavg", "local", *SMALL, "--out", out)
+    assert said.code == 130
+    told, _, command = said.err.strip().rpartition(": ")
+    assert told.startswith("Stopped ")
+    assert told.endswith("nothing is lost")
+    assert "resume" not in said.err
+    program, *arguments = shlex.split(command)
+    assert program == "coterie"
+    assert not (out / "report.html").exists()
+    assert coterie(*arguments).code == 0
+    assert (out / "report.html").exists()

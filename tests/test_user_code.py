@@ -153,7 +153,7 @@ def test_a_method_by_its_name(digits: OwnPopulation) -> None:
     """`run("fedavg", ...)` is `run(method("fedavg"), ...)`."""
     by_name = coterie.run("fedavg", digits, small_net, rounds=1)
     assert repr(fingerprint(by_name)) == repr(fingerprint(run(coterie.method("fedavg"), digits, small_net, rounds=1)))
-    with pytest.raises(CoterieError, match="There is no method 'fedavgg'; did you mean 'fedavg'?"):
+    with pytest.raises(CoterieError, match=r"There is no method 'fedavgg'; did you mean 'fedavg'\?"):
         coterie.run("fedavgg", digits, small_net)
     for wrong in (3, coterie.METHODS["fedavg"]):
         with pytest.raises(CoterieError, match="The method must be a name"):

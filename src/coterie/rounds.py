@@ -14,7 +14,7 @@ import torch
 
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
-from coterie.errors import CoterieError, Unfinished
+from coterie.errors import CoterieError, Interrupted, Unfinished
 from coterie.federation import Engine, KeepsSomeBack, Ledger
 from coterie.folder import Row, RunFolder
 from coterie.interrupts import held_back
@@ -43,10 +43,6 @@ class Nobody:
 
     def note(self, text: str) -> None:
         """Not heard."""
-
-
-class Interrupted(Unfinished):
-    """The run was stopped by the user and can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +221,8 @@ class _Experiment:
                 self._save(state, 0)  # so that logs without a checkpoint are those of one that was lost
             return state, 0
         except KeyboardInterrupt:
-            how = f": {self.folder.go_on}" if self.folder else "."
-            raise Interrupted(f"Stopped before the first round; nothing was learnt yet{how}") from None
+            how = self.folder.go_on if self.folder else ""
+            raise Interrupted("Stopped before the first round; nothing was learnt yet", how) from None
         except Unfinished:
             raise
         except CoterieError:
@@ -324,10 +320,10 @@ class _Experiment:
     def _interrupted(self, state: Any, reached: int) -> Interrupted:
         if not self.folder:
             return Interrupted(
-                f"Stopped after {reached} of {self.rounds} rounds; give an output folder to be able to resume."
+                f"Stopped after {reached} of {self.rounds} rounds; give an output folder to be able to resume"
             )
         self._save(state, reached)
-        return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost: {self.folder.go_on}")
+        return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost", self.folder.go_on)
 
     def _finish(self, state: Any, judged: _Judgement, scenario: str) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has judged once more

@@ -13,11 +13,11 @@ from torch import nn
 from coterie.data.samples import Population
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Interrupted
 from coterie.folder import RunFolder
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
-from coterie.rounds import Interrupted, Nobody, Result, View, run_with
+from coterie.rounds import Nobody, Result, View, run_with
 from coterie.task import LossFn, LossName, Task
 
 __all__ = ["Interrupted", "Result", "View", "run"]

@@ -25,7 +25,8 @@ def build(model: Callable[[], nn.Module], name: str = "") -> nn.Module:
     name = name or getattr(model, "__name__", type(model).__name__)
     if not callable(model):
         raise CoterieError(
-            f"The model is of type {type(model).__name__}; pass a torch.nn.Module, its class, or a function that builds one."
+            f"The model is of type {type(model).__name__}; "
+            "pass a torch.nn.Module, its class, or a function that builds one."
         )
     try:
         made = model()
@@ -81,7 +82,8 @@ def check_loss(loss: Any, known: Collection[str]) -> None:
         raise unknown("loss", loss, known)
     if not isinstance(loss, str) and not callable(loss):
         raise CoterieError(
-            f"The loss is of type {type(loss).__name__}; give a name ({', '.join(known)}) or a function (output, target)."
+            f"The loss is of type {type(loss).__name__}; "
+            f"give a name ({', '.join(known)}) or a function (output, target)."
         )
 
 

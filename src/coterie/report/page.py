@@ -11,8 +11,6 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from plotly.offline import get_plotlyjs
-
 from coterie.errors import CoterieError
 
 from .figures import Figure, colour
@@ -50,6 +48,8 @@ class Page:
 
     def write(self, path: Path) -> Path:
         """Write the page in one move, so that a reader never sees half of it."""
+        from plotly.offline import get_plotlyjs
+
         here = resources.files(__package__ or "coterie.report")
         template = Template((here / "page.html").read_text(encoding="utf-8"))
         text = template.substitute(
