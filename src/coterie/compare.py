@@ -13,6 +13,7 @@ from coterie.config import RunConfig
 from coterie.errors import CoterieError
 from coterie.experiment import check, execute, resume
 from coterie.folder import RunFolder, read_metrics
+from coterie.report import charts
 from coterie.report.html import write_compare_report
 from coterie.report.live import CompareView
 from coterie.run import View
@@ -51,6 +52,8 @@ def compare(
     if (out / "config.toml").exists():
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
     _check(configs, seeds, out)
+    home = RunFolder(out)
+    home.write(charts.SHARED, charts.packed())  # one copy for the reports of all runs
     results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for config in configs:
         for seed in seeds:
@@ -68,7 +71,6 @@ def compare(
         "rows": rows,
         "runs": [folder.name for runs in results.values() for folder, _ in runs],
     }
-    home = RunFolder(out)
     home.write("compare.json", json.dumps(report, indent=1).encode())
     with home.writing(out / "report.html"):
         write_compare_report(out)

@@ -13,6 +13,7 @@ from string import Template
 
 from coterie.errors import CoterieError
 
+from . import charts
 from .figures import Figure, colour
 
 
@@ -48,8 +49,6 @@ class Page:
 
     def write(self, path: Path) -> Path:
         """Write the page in one move, so that a reader never sees half of it."""
-        from plotly.offline import get_plotlyjs
-
         here = resources.files(__package__ or "coterie.report")
         template = Template((here / "page.html").read_text(encoding="utf-8"))
         text = template.substitute(
@@ -58,7 +57,8 @@ class Page:
             unbroken=escape(re.sub(r" (?=%|±)|(?<=±) |(?<=ARI) ", "\u00a0", self._words["headline"])),
             style=(here / "style.css").read_text(encoding="utf-8"),
             body="\n".join(self._parts),
-            plotly=get_plotlyjs() if self._figures else "const Plotly = null;",
+            plotly=charts.element(path) if self._figures else "",
+            footer=charts.sendable(path),
             # "<" could end the script element early
             figures=json.dumps(self._figures, allow_nan=False).replace("<", "\\u003c"),
         )
