@@ -33,6 +33,9 @@ class _OneOfMany:
     def note(self, text: str) -> None:
         self.view.note(text)
 
+    def progress(self, what: str, done: int, asked: int) -> None:
+        self.view.progress(self.method, self.seed, what, done, asked)
+
 
 def compare(
     configs: Sequence[RunConfig],

@@ -27,6 +27,7 @@ from coterie.kind import Kind, check_kind
 from coterie.methods.base import ServerMethod
 from coterie.models import build_model
 from coterie.report.sinks import Sink, open_sink
+from coterie.rounds import WatchesClients
 from coterie.run import Result, View, run
 from coterie.task import DRAWING, Task
 
@@ -134,6 +135,10 @@ class _Tracked:
     def note(self, text: str) -> None:
         if self.view is not None:
             self.view.note(text)
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        if isinstance(self.view, WatchesClients):
+            self.view.progress(what, done, asked)
 
 
 def execute(config: RunConfig, out: Path | None, *, view: View | None = None, resume: bool = False) -> Result:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -33,6 +33,14 @@ class View(Protocol):
 
     def note(self, text: str) -> None:
         """Something worth a line has happened."""
+
+
+@runtime_checkable
+class WatchesClients(View, Protocol):
+    """Someone who also watches how far a round has come."""
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        """So many of the clients that were asked are done with their training or evaluation."""
 
 
 class Nobody:

@@ -17,7 +17,7 @@ from coterie.errors import CoterieError, Interrupted
 from coterie.folder import RunFolder
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
-from coterie.rounds import Nobody, Result, View, run_with
+from coterie.rounds import Nobody, Result, View, WatchesClients, run_with
 from coterie.task import LossFn, LossName, Task
 
 __all__ = ["Interrupted", "Result", "View", "run"]
@@ -60,7 +60,16 @@ def run(
     options = engine or EngineOptions()
     task = dataclasses.replace(Task.of(model, population, loss=loss, dtype=dtype), use_kernel=options.kernel)
     watcher = view or Nobody()
-    fed = Simulator(method, method.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
+    fed = Simulator(
+        method,
+        method.task(task),
+        population,
+        seed=seed,
+        faults=faults,
+        options=options,
+        note=watcher.note,
+        progress=watcher.progress if isinstance(watcher, WatchesClients) else lambda *_: None,
+    )
     folder = None
     if out is not None:
         header = config if config is not None else f'method = "{method.name}"\nrounds = {rounds}\nseed = {seed}\n'
