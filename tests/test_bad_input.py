@@ -172,12 +172,12 @@ def test_a_bad_file_of_settings(text: str, says: str, refused: Callable[..., str
 MODELS = {
     "without the function": ("x = 1", "net.py has no function 'build' that builds a model."),
     "no function": ("build = 3", "net.py has no function 'build' that builds a model."),
-    "of no module": ("def build(): return 3", "net.py:build must return a torch.nn.Module, not a int."),
+    "of no module": ("def build(): return 3", "net.py:build() must return a torch.nn.Module, not a int."),
     "with arguments": ("def build(shape): return shape", "net.py:build() fails: TypeError"),
     "with a mistake": ("def build(", "The model's module net.py cannot be imported: SyntaxError"),
     "that fails": ("1 / 0", "The model's module net.py cannot be imported: ZeroDivisionError: division by zero."),
     "of another shape": (
-        "from torch import nn\ndef build(): return nn.Linear(3, 10)", "The model does not take inputs of shape (1,"
+        "from torch import nn\ndef build(): return nn.Linear(3, 10)", "The model fails on a batch of shape (2, 1, 8, 8)"
     ),
     "of a tuple": (
         "from torch import nn\nclass Net(nn.Linear):\n def forward(self, x): return super().forward(x), x\n"

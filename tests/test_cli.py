@@ -16,6 +16,7 @@ from coterie.data import SCENARIOS
 from coterie.engine.faults import Faults
 from coterie.methods import METHODS
 from coterie.models import MODELS
+from coterie.reproduce import EXPERIMENTS
 
 from .conftest import Command
 
@@ -70,6 +71,24 @@ def test_names_stay_whole_in_a_narrow_terminal(
         assert f"\u2502 {name} " in said.out
 
 
+@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize("command", [("list", "scenarios"), ("reproduce",)])
+def test_no_word_of_a_list_is_cut(
+    command: tuple[str, ...], columns: int, coterie: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of scenarios was 134 lines at 80 columns, its words cut after eight letters."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    said = coterie(*command)
+    lines = said.out.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    words = set(said.out.split())
+    listed = SCENARIOS if command[0] == "list" else EXPERIMENTS.load()
+    for each in listed.values():
+        assert {each.name, *each.summary.split()} <= words
+    if command[0] == "list":
+        assert len(lines) <= 4 * len(SCENARIOS)
+
+
 def test_data_describes_a_scenario(coterie: Command) -> None:
     said = coterie("data", "rotated-digits", "--clients", 8, "--samples", 20, "--groups", 2)
     assert said.code == 0, said.err
@@ -107,7 +126,7 @@ def test_the_demo_never_removes_a_folder_the_user_named(
         kept.append(folder)
         held_out.update({config.method: config.scenario.validation for config in configs})
 
-    monkeypatch.setattr("coterie.cli._compare", noted)
+    monkeypatch.setattr("coterie.cli_runs.compare", noted)
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path / "mine", tmp_path / "runs" / "demo"):
         folder.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 import tomllib
 from pathlib import Path
@@ -218,3 +219,28 @@ def test_a_run_that_learns_nothing_is_named_and_the_others_go_on(
     assert "FedAvg, seed 0: fedavg: nothing was learnt" in (out / "report.html").read_text(encoding="utf-8")
     alone = coterie("compare", "fedavg", *SMALL, "--out", tmp_path / "alone")
     assert (alone.code, (tmp_path / "alone" / "compare.json").exists()) == (2, False)
+
+
+@pytest.mark.parametrize("where", ["coterie.methods.local.Local.step", "coterie.compare.write_compare_report"])
+def test_who_stops_a_comparison_is_told_the_command_that_goes_on_with_it(
+    where: str, coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not `coterie resume` of the run it was at: that would leave the rest undone. The command works as it stands."""
+
+    def stops(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "two words"
+    with monkeypatch.context() as once:
+        once.setattr(where, stops)
+        said = coterie("compare", "fedavg", "local", *SMALL, "--out", out)
+    assert said.code == 130
+    told, _, command = said.err.strip().rpartition(": ")
+    assert told.startswith("Stopped ")
+    assert told.endswith("nothing is lost")
+    assert "resume" not in said.err
+    program, *arguments = shlex.split(command)
+    assert program == "coterie"
+    assert not (out / "report.html").exists()
+    assert coterie(*arguments).code == 0
+    assert (out / "report.html").exists()

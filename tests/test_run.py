@@ -180,13 +180,13 @@ LONG = (*SMALL, "--rounds", 300, "--set", "checkpoint_seconds=0", "--set", "eval
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run as below, never disturbed, in this process."""
-    from coterie.cli import _tables
+    from coterie.cli_runs import tables_of
     from coterie.config import from_tables
     from coterie.experiment import execute
 
     out = tmp_path_factory.mktemp("whole") / "run"
     assignments = ["epochs=1", "scenario.test_samples=10", "evaluate_every=1000", "checkpoint_seconds=1000000"]
-    tables = _tables(None, "scaffold", assignments, clients=6, samples=8, groups=2, rounds=300, workers=2)
+    tables = tables_of(None, "scaffold", assignments, clients=6, samples=8, groups=2, rounds=300, workers=2)
     execute(from_tables(tables), out)
     return out
 

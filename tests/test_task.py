@@ -65,7 +65,7 @@ def test_a_ready_network_with_weights_of_its_own_cannot_be_drawn_anew(digits: Ow
 
 
 def test_a_net_that_does_not_fit_is_refused_before_the_first_round(digits: OwnPopulation) -> None:
-    with pytest.raises(CoterieError, match=r"does not take inputs of shape \(1, 8, 8\).*choose a model"):
+    with pytest.raises(CoterieError, match=r"fails on a batch of shape \(2, 1, 8, 8\).*choose a model"):
         Task.of(lambda: nn.Linear(7, 10), digits)
     with pytest.raises(CoterieError, match="5 outputs but the data have 10 classes; give it 10"):
         Task.of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), digits)

@@ -9,17 +9,20 @@ result.accuracy, result.clusters, result.models
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from coterie.data import Drift, Population, build, from_arrays, from_datasets, from_path
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions
-from coterie.errors import CoterieError
-from coterie.methods import METHODS, Method, method_named
-from coterie.models import build_model
-from coterie.run import Result, run
-from coterie.saved import load_model
-from coterie.settings import from_settings
+if TYPE_CHECKING:
+    from coterie.data import Drift, Population, build, from_arrays, from_datasets, from_path
+    from coterie.engine.faults import Faults
+    from coterie.engine.simulate import EngineOptions
+    from coterie.errors import CoterieError
+    from coterie.methods import METHODS, method
+    from coterie.models import build_model
+    from coterie.run import Result, run
+    from coterie.saved import load_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,12 +43,37 @@ __all__ = [
     "run",
 ]
 
+_HOMES = {
+    "coterie.data": ("Drift", "Population", "build", "from_arrays", "from_datasets", "from_path"),
+    "coterie.engine.faults": ("Faults",),
+    "coterie.engine.simulate": ("EngineOptions",),
+    "coterie.errors": ("CoterieError",),
+    "coterie.methods": ("METHODS", "method"),
+    "coterie.models": ("build_model",),
+    "coterie.run": ("Result", "run"),
+    "coterie.saved": ("load_model",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-def method(name: str, **settings: Any) -> Method:
-    """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`.
 
-    A preset may say other things on some scenarios; `scenario="multi-source-digits"` names the one that is meant.
-    """
-    scenario = str(settings.pop("scenario", ""))
-    kind = method_named(name)
-    return from_settings(kind, kind.expand(settings, scenario), name)
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used: the command line begins without torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This package, in which `run` stays the function: importing the module coterie.run would put that in its place."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,5 +1,22 @@
 """`python -m coterie`, the same as `coterie`."""
 
-from coterie.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+from coterie import interrupts
+
+
+def main() -> None:
+    """Import the command line and call it; Ctrl-C during the imports is one line, too."""
+    interrupts.listen()
+    try:
+        from coterie import cli
+    except KeyboardInterrupt:
+        sys.stderr.write("coterie: stopped.\n")
+        sys.exit(130)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

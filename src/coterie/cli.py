@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from coterie import __version__, cli_attack, cli_deploy, cli_help, interrupts, listing
-from coterie.config import RunConfig, ScenarioConfig, check_seed, from_tables, merge, read_tables
-from coterie.errors import CoterieError, unknown
-from coterie.methods import METHODS, method_named
-from coterie.settings import split_assignments
+from coterie import __version__, cli_attack, cli_deploy, cli_help, interrupts
+from coterie.errors import CoterieError, Interrupted, unknown
+
+# Only what is light: a command imports what it needs when it is called, so that `coterie --help` need not wait for
+# torch, and Ctrl-C during that wait is heard by `main`.
 
 app = typer.Typer(
+    cls=cli_help.Commands,
     help="Clustered and personalised federated learning: find the groups hidden among clients.",
     no_args_is_help=True,
     add_completion=False,
@@ -82,35 +82,13 @@ def _options(
     pass
 
 
-def _tables(
-    config: Path | None, method: str | None, assignments: Sequence[str] | None, **options: Any
-) -> dict[str, Any]:
-    """The file's tables, with the options of the command line laid over them."""
-    tables = read_tables(config) if config is not None else {}
-    if method is not None:
-        tables = {**tables, "method": method}
-    if "method" not in tables:
-        raise CoterieError("Name a method, such as `coterie run fedavg`, or set method in the --config file.")
-    given = {key: value for key, value in options.items() if value is not None}
-    scenario = {key: given.pop(key) for key in list(given) if key in ScenarioConfig.__dataclass_fields__}
-    if "scenario" in given:
-        scenario["name"] = given.pop("scenario")
-    workers = given.pop("workers", None)
-    assigned: dict[str, Any] = {**given, **{f"scenario.{key}": value for key, value in scenario.items()}}
-    if workers is not None:
-        assigned["engine.workers"] = workers
-    assigned |= split_assignments(assignments or [])
-    merged = merge(tables, assigned, str(tables["method"]))
-    if "scenario.name" in assigned and merged["scenario"].get("data"):
-        raise CoterieError("--data are your own data and --scenario names ready ones; give one of the two.")
-    return merged
-
-
 @app.command("list")
 def list_(
     what: Annotated[str | None, typer.Argument(help="methods, scenarios, models, faults, or a method's name")] = None,
 ) -> None:
     """What there is: methods, scenarios, models; or the settings of one method, or of simulated faults."""
+    from coterie import listing
+
     for table in listing.tables(what):
         Console().print(table)
 
@@ -135,25 +113,28 @@ def run(
     out: OutOption = None,
 ) -> None:
     """Run one method and write its folder: metrics, models, checkpoint, report."""
+    from coterie import cli_runs
+    from coterie.config import from_tables
     from coterie.experiment import execute
 
-    tables = _tables(
+    tables = cli_runs.tables_of(
         config, method, assignments,
         scenario=scenario, data=data, root=root, model=model, rounds=rounds, seed=seed, clients=clients,
         samples=samples, groups=groups, alpha=alpha, image_size=image_size, workers=workers,
     )  # fmt: skip
     settings = from_tables(tables)
-    folder = out or Path("runs") / f"{settings.method}-{_subject(settings)}-seed{settings.seed}"
-    watched(settings, folder, lambda view: execute(settings, folder, view=view))
+    folder = out or Path("runs") / f"{settings.method}-{cli_runs.subject(settings)}-seed{settings.seed}"
+    cli_runs.watched(settings, folder, lambda view: execute(settings, folder, view=view))
 
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(help="folder of an interrupted run")]) -> None:
     """Go on with an interrupted run; it ends as if it had never been interrupted."""
+    from coterie import cli_runs
     from coterie.experiment import config_of
     from coterie.experiment import resume as go_on
 
-    watched(config_of(folder), folder, lambda view: go_on(folder, view=view))
+    cli_runs.watched(config_of(folder), folder, lambda view: go_on(folder, view=view))
 
 
 @app.command()
@@ -183,17 +164,20 @@ def compare(
     The same command goes on with a comparison that was interrupted. Without --scenario or --data it is about
     rotated-digits.
     """
-    numbers = _numbers(seeds)
+    from coterie import cli_runs
+    from coterie.config import from_tables
+
+    numbers = cli_runs.numbers(seeds)
     configs = []
     for method in dict.fromkeys(methods):
-        tables = _tables(
-            config, method, _fitting(method, methods, assignments or []),
+        tables = cli_runs.tables_of(
+            config, method, cli_runs.fitting(method, methods, assignments or []),
             scenario=scenario, data=data, root=root, model=model, rounds=rounds, clients=clients, samples=samples,
             groups=groups, alpha=alpha, image_size=image_size, workers=workers,
         )  # fmt: skip
         configs.append(from_tables(tables))
-    folder = out or Path("runs") / f"compare-{_subject(configs[0])}"
-    _compare(configs, numbers, folder, target)
+    folder = out or Path("runs") / f"compare-{cli_runs.subject(configs[0])}"
+    cli_runs.compare(configs, numbers, folder, target)
 
 
 @app.command()
@@ -218,6 +202,8 @@ def data(
     seed: Annotated[int, typer.Option("--seed", help="seed of the partition")] = 0,
 ) -> None:
     """Describe a scenario's (or your own) data: clients, groups, sizes, labels."""
+    from coterie import listing
+    from coterie.config import ScenarioConfig, check_seed
     from coterie.experiment import population_of
 
     if scenario is not None and own is not None:
@@ -248,6 +234,10 @@ def demo(
     ] = None,
 ) -> None:
     """Every method on 40 clients in 4 hidden groups, in a minute, without any download."""
+    from coterie import cli_runs
+    from coterie.config import from_tables
+    from coterie.methods import METHODS
+
     folder = out or Path("runs") / "demo"
     if out is None and (folder / "compare.json").is_file():
         shutil.rmtree(folder)  # never one that the user named
@@ -256,7 +246,7 @@ def demo(
         from_tables({"method": name, "scenario": {"name": "rotated-digits", "validation": held_out.get(name, 0.0)}})
         for name in METHODS
     ]
-    _compare(configs, [0], folder, target=0.9)
+    cli_runs.compare(configs, [0], folder, target=0.9)
 
 
 @app.command()
@@ -266,6 +256,7 @@ def reproduce(
     out: OutOption = None,
 ) -> None:
     """Make a table or figure of docs/results again; it goes on where an earlier call stopped."""
+    from coterie import cli_runs, listing
     from coterie.reproduce import EXPERIMENTS
 
     known = EXPERIMENTS.load()
@@ -276,62 +267,10 @@ def reproduce(
         raise unknown("experiment", name, known)
     folder = out or Path("runs") / "reproduce" / name
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = known[name].seeds if seeds is None else _numbers(seeds)
-    text = known[name].run(folder, chosen, lambda line: _say(line))
+    chosen = known[name].seeds if seeds is None else cli_runs.numbers(seeds)
+    with cli_runs.the_same_command_goes_on():
+        text = known[name].run(folder, chosen, lambda line: _say(line))
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _compare(configs: list[RunConfig], seeds: list[int], folder: Path, target: float | None) -> None:
-    from coterie.compare import compare as compare_all
-    from coterie.report.live import CompareView, print_compare_table
-
-    jobs = [(config.method, seed) for config in configs for seed in seeds]
-    title = f"{len(configs)} methods on {_subject(configs[0])}"
-    with CompareView(title, jobs, configs[0].rounds) as view:
-        rows = compare_all(configs, seeds, folder, view, target=target)
-    print_compare_table(rows, target=target)
-    Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
-
-
-def watched(config: RunConfig, folder: Path, start: Any) -> None:
-    """Run something with the live table, then say where its report is."""
-    import json
-
-    from coterie.report.live import LiveView, print_result
-
-    with LiveView(f"{config.method} on {_subject(config)}", config.rounds) as view:
-        result = start(view)
-    print_result(json.loads(result.to_json()))
-    Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _numbers(seeds: str) -> list[int]:
-    try:
-        numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
-    except ValueError:
-        raise CoterieError(f"--seeds takes whole numbers joined by commas, such as 0,1,2, not {seeds!r}.") from None
-    for number in numbers:
-        check_seed(number)
-    return numbers
-
-
-def _fitting(method: str, methods: Sequence[str], assignments: Sequence[str]) -> list[str]:
-    """The assignments meant for one of several methods: bare keys where it has them, METHOD.key for itself."""
-    fields = {name: set(method_named(name).__dataclass_fields__) for name in methods}
-    plain = set(RunConfig.__dataclass_fields__)
-    kept = []
-    for key, value in split_assignments(assignments).items():
-        owner = key.partition(".")[0]
-        if owner in fields and owner != method:
-            continue
-        known = any(key in names for names in fields.values())
-        if "." in key or key in plain or key in fields[method] or not known:
-            kept.append(f"{key}={value}")
-    return kept
-
-
-def _subject(config: RunConfig) -> str:
-    return Path(config.scenario.data).name if config.scenario.data is not None else config.scenario.name
 
 
 def main() -> None:
@@ -345,8 +284,6 @@ def main() -> None:
 
 def _main() -> None:
     interrupts.listen()
-    from coterie.run import Interrupted
-
     try:
         app(standalone_mode=True)
     except Interrupted as stop:

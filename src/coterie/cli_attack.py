@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coterie.config import ScenarioConfig
 from coterie.errors import CoterieError
 
 attack_app = typer.Typer(help="Attacks on what clients send.", no_args_is_help=True)
@@ -35,6 +34,7 @@ def reconstruction(
     """Decode embeddings as the server could: the error and a picture at several flip probabilities."""
     from coterie import attack
     from coterie.clustering.autoencoder import load_encoder
+    from coterie.config import ScenarioConfig
     from coterie.data.samples import Samples
     from coterie.experiment import config_of, population_of
     from coterie.report.panels import save_panels
@@ -86,6 +86,7 @@ def encoder(
     """Save an autoencoder, from a run or trained on public data, so that a federation can start from its file."""
     from coterie import attack
     from coterie.clustering.autoencoder import fresh_encoder, read_public, train_on_public
+    from coterie.config import ScenarioConfig
     from coterie.experiment import population_of
 
     if (run is None) == (public is None):

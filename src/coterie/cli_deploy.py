@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coterie.config import from_tables, read_tables
 from coterie.errors import CoterieError, installing
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="the run's TOML file; the same for everyone")]
@@ -64,7 +63,8 @@ def serve(
     """Run a method with real clients, on Flower: start a SuperLink (or use one) and wait for `coterie join`."""
     deploy = _needs("flower", "coterie.engine.deploy")
     superlinks = _needs("flower", "coterie.engine.superlink")
-    from coterie.cli import watched
+    from coterie.cli_runs import watched
+    from coterie.config import from_tables, read_tables
     from coterie.experiment import config_of
 
     if (config is None) == (resume is None):
@@ -137,7 +137,8 @@ def peer(
     """Be one peer of a network without a server; the same --out goes on where an earlier call stopped."""
     addresses = _needs("peers", "coterie.engine.address")
     peering = _needs("peers", "coterie.engine.peering")
-    from coterie.cli import watched
+    from coterie.cli_runs import watched
+    from coterie.config import from_tables, read_tables
     from coterie.engine.peers import Pace
     from coterie.engine.ports import check_address
 

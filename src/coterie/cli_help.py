@@ -1,4 +1,4 @@
-"""Help pages in plain text: what typer gets wrong there, put right."""
+"""What typer gets wrong, put right: help pages in plain text, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import click
 import typer.core
 import typer.main
+
+from coterie.errors import Interrupted
 
 
 class Argument(typer.core.TyperArgument):
@@ -21,6 +23,17 @@ class Argument(typer.core.TyperArgument):
         record = super().get_help_record(ctx)
         assert record is not None  # none is hidden
         return (record[0], f"{self._lost}  {record[1]}".strip())
+
+
+class Commands(typer.core.TyperGroup):
+    """Commands whose end by Ctrl-C is said; typer would end in silence."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("coterie: stopped") from None
 
 
 def mend() -> None:

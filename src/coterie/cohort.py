@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie import fast, kernel
+from coterie import fast, kernel, user_code
 from coterie.data.samples import ClientData, ClientId, Samples
 from coterie.rng import Key, key64, rng
 from coterie.states import Stack, State, clone, count, row, stack
@@ -156,12 +156,12 @@ def local_sgd(
 
 def steps(c: Cohort, opt: Optimiser) -> Tensor:
     """How many updates `local_sgd` makes on each client, [C]."""
-    batched = _normalises_batches(c.task.module)
+    smallest = _smallest_batch(c.task.module, opt)
     counts = []
     for client in c.data:
         samples = len(client.train)
-        lone = batched and samples > 1 and samples % opt.batch_of(samples) == 1
-        counts.append(opt.steps(samples) - (opt.epochs if lone else 0) if samples else 0)
+        last = samples and (samples % opt.batch_of(samples) or opt.batch_of(samples))
+        counts.append(opt.steps(samples) - opt.epochs * (last < smallest) if samples else 0)
     return torch.tensor(counts, dtype=torch.float64)
 
 
@@ -231,8 +231,7 @@ def _torch_sgd(
     pulls = [correction[name] for name in named] if correction is not None else None
     updates = Updates(trained, opt.kind, opt.rate(c.round), opt.momentum, opt.weight_decay)
     size = opt.batch_of(len(samples))
-    # BatchNorm has no statistics of the single sample that can be left over at the end of an epoch
-    smallest = 2 if _normalises_batches(module) and min(size, len(samples)) > 1 else 1
+    smallest = _smallest_batch(module, opt)
     order = _order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
@@ -243,7 +242,7 @@ def _torch_sgd(
                     continue
                 inputs = task.inputs(batch.x)
                 loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
-                gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+                gradients = user_code.gradients(loss, trained, inputs)
                 updates.step(_corrected(gradients, trained, pulls, anchors, mu))
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
@@ -268,8 +267,15 @@ def _corrected(
     return found
 
 
-def _normalises_batches(module: nn.Module) -> bool:
-    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+def _smallest_batch(module: nn.Module, opt: Optimiser) -> int:
+    """The fewest samples that make a step.
+
+    BatchNorm has no statistics of a single sample, so a batch of one is left out, as `drop_last` does in the
+    references: the sample that is over at the end of an epoch, or all of a client that has just one. Who sets batch = 1
+    wants batches of one.
+    """
+    normalises = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+    return 2 if normalises and opt.batch != 1 else 1
 
 
 def _loaded(task: Task, state: State) -> nn.Module:
@@ -346,6 +352,8 @@ def probabilities(task: Task, models: Stack, inputs: Tensor) -> Tensor:
     for index in range(count(models)):
         module = _loaded(task, row(models, index)).eval()
         with torch.inference_mode():
-            parts = [F.softmax(module(part), dim=-1) for part in inputs.to(task.dtype).split(_EVALUATION_BATCH)]
+            parts = [
+                F.softmax(task.answers(module, part), dim=-1) for part in inputs.to(task.dtype).split(_EVALUATION_BATCH)
+            ]
         results.append(torch.cat(parts))
     return torch.stack(results)

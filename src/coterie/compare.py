@@ -14,6 +14,7 @@ from coterie.config import RunConfig
 from coterie.errors import CoterieError, NothingLearnt
 from coterie.experiment import check, config_of, execute, resume
 from coterie.folder import RunFolder, read_metrics
+from coterie.report import charts
 from coterie.report.html import write_compare_report
 from coterie.report.live import CompareView
 from coterie.report.text import method_title
@@ -35,6 +36,9 @@ class _OneOfMany:
     def note(self, text: str) -> None:
         self.view.note(text)
 
+    def progress(self, what: str, done: int, asked: int) -> None:
+        self.view.progress(self.method, self.seed, what, done, asked)
+
 
 def compare(
     configs: Sequence[RunConfig],
@@ -55,6 +59,8 @@ def compare(
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
     _check_own(configs, seeds, out)
     _check(configs, seeds, out)
+    home = RunFolder(out)
+    home.write(charts.SHARED, charts.packed())  # one copy for the reports of all runs
     results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     failed: list[dict[str, Any]] = []
     for config in configs:
@@ -82,7 +88,6 @@ def compare(
         "failed": failed,
         "runs": [folder.name for runs in results.values() for folder, _ in runs],
     }
-    home = RunFolder(out)
     home.write("compare.json", json.dumps(report, indent=1).encode())
     with home.writing(out / "report.html"):
         write_compare_report(out)

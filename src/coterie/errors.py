@@ -21,6 +21,14 @@ class NothingLearnt(CoterieError):
     """A run came to nothing: its result would be that of an untrained or a broken model, so there is none."""
 
 
+class Interrupted(Unfinished):
+    """The user stopped it. `go_on` is the command that goes on with it, where there is one."""
+
+    def __init__(self, what: str, go_on: str = "") -> None:
+        super().__init__(f"{what}: {go_on}" if go_on else f"{what}.")
+        self.what, self.go_on = what, go_on
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest existing ones."""
     names = sorted(known)

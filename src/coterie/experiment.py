@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from coterie import user_code
 from coterie.config import RunConfig, ScenarioConfig, from_tables, read_tables
 from coterie.data import SCENARIOS, Drift, build, from_path
 from coterie.data.samples import Population
@@ -27,6 +28,7 @@ from coterie.methods import Method
 from coterie.methods.simulated import in_simulator
 from coterie.models import build_model
 from coterie.report.sinks import Sink, open_sink
+from coterie.rounds import WatchesClients
 from coterie.run import Result, View, run
 from coterie.task import DRAWING, Task
 
@@ -91,13 +93,7 @@ def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[
         raise CoterieError(f"{path} has no function {function!r} that builds a model.")
 
     def build_own() -> nn.Module:
-        try:
-            module = made()
-        except Exception as error:
-            raise CoterieError(f"{name}() fails: {_said(error)}; it must build the model without arguments.") from error
-        if not isinstance(module, nn.Module):
-            raise CoterieError(f"{name} must return a torch.nn.Module, not a {type(module).__name__}.")
-        return module
+        return user_code.build(made, name)
 
     with DRAWING:
         build_own()  # likewise
@@ -118,11 +114,7 @@ def _module(path: str) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except Exception as error:  # the user's code can fail in any way
-        raise CoterieError(f"The model's module {path} cannot be imported: {_said(error)}.") from error
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        raise CoterieError(f"The model's module {path} cannot be imported: {user_code.said(error)}.") from error
 
 
 def defaults_of(config: RunConfig) -> dict[str, Any]:
@@ -146,6 +138,10 @@ class _Tracked:
     def note(self, text: str) -> None:
         if self.view is not None:
             self.view.note(text)
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        if isinstance(self.view, WatchesClients):
+            self.view.progress(what, done, asked)
 
 
 def execute(config: RunConfig, out: Path | None, *, view: View | None = None, resume: bool = False) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 
 from coterie.errors import CoterieError
 
@@ -24,9 +25,9 @@ class Kind(StrEnum):
         """What to do to go on with a run of this kind; a network can only be begun again."""
         match self:
             case Kind.SIMULATION:
-                return f"coterie resume {path}"
+                return f"coterie resume {quote(str(path))}"
             case Kind.SERVED:
-                return f"coterie serve --resume {path}"
+                return f"coterie serve --resume {quote(str(path))}"
             case Kind.PEER:
                 return f"the same coterie peer command with --out {path}"
             case Kind.NETWORK:

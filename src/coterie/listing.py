@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from coterie.data import SCENARIOS, Spread, data_root, describe
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _KINDS = ("methods", "scenarios", "models")
 _FAULTS = "faults"
+_ROOMY = 120
+_Row = tuple[str, str, Mapping[str, object]]
 
 
 def tables(what: str | None) -> list[Table]:
@@ -77,19 +81,13 @@ def _add_fields(table: Table, kind: Any, prefix: str = "") -> None:
 def scenarios(root: Path | None = None) -> Table:
     """Every scenario, and whether its files are there."""
     where = data_root(root)
-    table = _table(f"scenarios (data in {where})", "name", "what it is", "clients", "groups", "model", "files")
+    rows: list[_Row] = []
     for scenario in SCENARIOS.values():
         missing = [folder for folder in scenario.folders if not (where / folder).is_dir()]
         here = f"missing: {', '.join(missing)}" if missing else "there" if scenario.folders else "embedded"
-        table.add_row(
-            scenario.name,
-            scenario.summary,
-            _or_dash(scenario.clients),
-            _or_dash(scenario.groups),
-            scenario.model,
-            here,
-        )
-    return table
+        facts = {"clients": scenario.clients, "groups": scenario.groups, "model": scenario.model, "files": here}
+        rows.append((scenario.name, scenario.summary, facts))
+    return _summaries(f"scenarios (data in {where})", "what it is", rows)
 
 
 def models() -> Table:
@@ -102,10 +100,11 @@ def models() -> Table:
 
 def experiments(known: Iterable[Experiment]) -> Table:
     """Every experiment that can be made again."""
-    table = _table("experiments (minutes on two cores)", "name", "what it shows", "seeds", "minutes")
-    for each in known:
-        table.add_row(each.name, each.summary, ",".join(map(str, each.seeds)), f"{each.minutes:g}")
-    return table
+    rows: list[_Row] = [
+        (each.name, each.summary, {"seeds": ",".join(map(str, each.seeds)), "minutes": f"{each.minutes:g}"})
+        for each in known
+    ]
+    return _summaries("experiments (minutes on two cores)", "what it shows", rows)
 
 
 def population(clients: Population, name: str) -> list[Table]:
@@ -145,5 +144,14 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _or_dash(value: Any) -> str:
-    return "-" if value is None else str(value)
+def _summaries(title: str, what: str, rows: Sequence[_Row]) -> Table:
+    """Names with a sentence and some facts each: a column a fact, or a line for all where columns would cut words."""
+    roomy = Console().width >= _ROOMY
+    table = _table(title, "name", what, *(rows[0][2] if roomy and rows else ()))
+    for name, summary, facts in rows:
+        if roomy:
+            table.add_row(name, escape(summary), *("-" if fact is None else str(fact) for fact in facts.values()))
+        else:
+            known = ", ".join(f"{key} {fact}" for key, fact in facts.items() if fact is not None)
+            table.add_row(name, f"{escape(summary)}\n[dim]{escape(known)}[/dim]")
+    return table

@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from coterie import wire
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
-from coterie.errors import CoterieError, Unfinished
+from coterie.errors import CoterieError, Interrupted, Unfinished
 from coterie.federation import Engine, Ledger, Tally
 from coterie.folder import Row, RunFolder
 from coterie.health import Health
@@ -37,6 +37,14 @@ class View(Protocol):
         """Something worth a line has happened."""
 
 
+@runtime_checkable
+class WatchesClients(View, Protocol):
+    """Someone who also watches how far a round has come."""
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        """So many of the clients that were asked are done with their training or evaluation."""
+
+
 class Nobody:
     """Nobody watches."""
 
@@ -45,10 +53,6 @@ class Nobody:
 
     def note(self, text: str) -> None:
         """Not heard."""
-
-
-class Interrupted(Unfinished):
-    """The run was stopped by the user and can be resumed."""
 
 
 def run_with(
@@ -161,8 +165,8 @@ class _Experiment:
                 self._save(state, 0)  # so that logs without a checkpoint are those of one that was lost
             return state, 0
         except KeyboardInterrupt:
-            how = f": {self.folder.go_on}" if self.folder else "."
-            raise Interrupted(f"Stopped before the first round; nothing was learnt yet{how}") from None
+            how = self.folder.go_on if self.folder else ""
+            raise Interrupted("Stopped before the first round; nothing was learnt yet", how) from None
         except Unfinished:
             raise
         except CoterieError:
@@ -248,10 +252,10 @@ class _Experiment:
     def _interrupted(self, state: Any, reached: int) -> Interrupted:
         if not self.folder:
             return Interrupted(
-                f"Stopped after {reached} of {self.rounds} rounds; give an output folder to be able to resume."
+                f"Stopped after {reached} of {self.rounds} rounds; give an output folder to be able to resume"
             )
         self._save(state, reached)
-        return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost: {self.folder.go_on}")
+        return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost", self.folder.go_on)
 
     def _finish(self, state: Any, judged: Judgement, scenario: str) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has judged once more

@@ -13,13 +13,13 @@ from torch import nn
 from coterie.data.samples import Population
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, Interrupted
 from coterie.folder import RunFolder
 from coterie.kind import IN_PYTHON
-from coterie.methods import Method
-from coterie.methods.base import RoundMethod
+from coterie.methods import Method, method_named
+from coterie.methods.base import LocalTraining, RoundMethod
 from coterie.methods.simulated import in_simulator
-from coterie.rounds import Interrupted, Nobody, Result, View, run_with
+from coterie.rounds import Nobody, Result, View, WatchesClients, run_with
 from coterie.settings import changed_fields, to_toml
 from coterie.task import LossFn, LossName, Task
 
@@ -27,7 +27,7 @@ __all__ = ["Interrupted", "Result", "View", "run"]
 
 
 def run(
-    method: Method | RoundMethod[Any],
+    method: Method | RoundMethod[Any] | str,
     population: Population,
     model: nn.Module | Callable[[], nn.Module],
     *,
@@ -48,9 +48,14 @@ def run(
 ) -> Result:
     """Run a method on a population in the simulator.
 
+    `method` is a ready one (`coterie.method("ifca", k=3)`) or the name of one, which then has its own defaults.
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
     same state, bit for bit, as a run that was never interrupted.
     """
+    if isinstance(method, str):
+        method = method_named(method)()
+    if not isinstance(method, (LocalTraining, RoundMethod)):
+        raise CoterieError('The method must be a name such as "fedavg", or coterie.method(NAME, ...) with settings.')
     if rounds < 1:
         raise CoterieError(f"rounds must be at least 1, not {rounds}.")
     if not len(population.ids):
@@ -59,7 +64,16 @@ def run(
     task = dataclasses.replace(Task.of(model, population, loss=loss, dtype=dtype), use_kernel=options.kernel)
     watcher = view or Nobody()
     driven = in_simulator(method)
-    fed = Simulator(driven, driven.task(task), population, seed=seed, faults=faults, options=options, note=watcher.note)
+    fed = Simulator(
+        driven,
+        driven.task(task),
+        population,
+        seed=seed,
+        faults=faults,
+        options=options,
+        note=watcher.note,
+        progress=watcher.progress if isinstance(watcher, WatchesClients) else lambda *_: None,
+    )
     folder = None
     if out is not None:
         if config is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie import kernel
+from coterie import kernel, user_code
 from coterie.data.samples import Normalise, Population, Samples
 from coterie.errors import CoterieError
 from coterie.rng import key64
@@ -21,6 +21,11 @@ from coterie.states import State
 
 LossName = Literal["cross_entropy", "mse", "reconstruction"]
 LossFn = Callable[[Tensor, Tensor], Tensor]
+_LOSSES: dict[LossName, LossFn] = {
+    "cross_entropy": F.cross_entropy,
+    "mse": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
+    "reconstruction": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
+}
 DRAWING = threading.Lock()
 """Held by whoever builds a network: layers draw from torch's one generator, which all threads share."""
 
@@ -53,8 +58,11 @@ class Task:
     ) -> Task:
         """The task of training `model` (a builder, or a ready network) on a population's data."""
         if not isinstance(model, nn.Module):
-            first = model()
-            model = first if model() is first else model  # `lambda: ready` is a ready network, not a builder
+            first = user_code.build(model)
+            model = (
+                first if user_code.build(model) is first else model
+            )  # `lambda: ready` is a ready network, not a builder
+        user_code.check_loss(loss, _LOSSES)
         task = cls(model, tuple(population.shape), population.classes, population.normalise, loss, dtype)
         task._check(population)
         return task
@@ -112,7 +120,16 @@ class Task:
     def outputs(self, module: nn.Module, batch: Samples, inputs: Tensor) -> Tensor:
         """What the network answers; one that says `wants_side` also gets what stands beside the samples."""
         wanted = batch.side is not None and getattr(module, "wants_side", False)
-        answer: Tensor = module(inputs, batch.side) if wanted else module(inputs)
+        return self.answers(module, inputs, *([batch.side] if wanted else []))
+
+    def answers(self, module: nn.Module, inputs: Tensor, *beside: Tensor | None) -> Tensor:
+        """What the network answers to ready inputs; what it fails with is one sentence."""
+        try:
+            answer: Tensor = module(inputs, *beside)
+        except CoterieError:
+            raise
+        except Exception as error:  # the user's code can fail in any way
+            raise user_code.failed_forward(error, inputs) from error
         return answer
 
     def targets(self, batch: Samples, inputs: Tensor) -> Tensor:
@@ -123,39 +140,35 @@ class Task:
 
     def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean loss over a batch."""
-        if self.loss == "cross_entropy":
-            return F.cross_entropy(output, target)
-        if self.loss in ("mse", "reconstruction"):
-            return F.mse_loss(output, target.reshape(output.shape))
-        assert callable(self.loss)
-        return self.loss(output, target)
+        return user_code.loss_of(_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss, output, target)
 
     def _build(self) -> nn.Module:
-        made = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        made = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else user_code.build(self.model)
         return made.to(self.dtype)
 
     def _check(self, population: Population) -> None:
         """Find out before the first round that the network does not fit the data."""
-        sample = population.client(population.ids[0]).train.x[:1]
+        first = population.client(population.ids[0]).train
+        sample = first.take(torch.arange(min(2, len(first))))  # two, or a mean over the batch looks like its only entry
         module = self._build().eval()
         if not any(True for _ in module.parameters()):
             raise CoterieError("The model has no parameters, so nothing can be learnt; give it a layer with weights.")
-        try:
-            with torch.no_grad():
-                output = module(self.inputs(sample))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise CoterieError(
-                f"The model does not take inputs of shape {self.shape}: {reason}; choose a model for that shape."
-            ) from error
+        inputs = self.inputs(sample.x)
+        output = self.outputs(module, sample, inputs)
         if not isinstance(output, Tensor) or not output.dim():
             what = "a single number" if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise CoterieError(f"The model returns {what}; let its forward return one tensor, a row for each sample.")
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
+        if not trained:
+            raise CoterieError("All of the model's parameters are frozen; let some have requires_grad = True.")
         if self.loss == "cross_entropy" and output.shape[-1] < self.classes:
             raise CoterieError(
                 f"The model has {output.shape[-1]} outputs but the data have {self.classes} classes; "
                 f"give it {self.classes} outputs."
             )
+        if len(sample):
+            loss = self.loss_of(output, self.targets(sample, inputs))
+            user_code.gradients(loss, trained, inputs)
 
 
 def _redraw(module: nn.Module) -> None:

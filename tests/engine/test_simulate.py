@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -199,3 +201,34 @@ def test_engine_options_out_of_range() -> None:
     for workers, lanes in ((-1, 0), (0, -1)):
         with pytest.raises(CoterieError, match=r"engine\.workers and engine\.lanes must be at least 0"):
             EngineOptions(workers, lanes)
+
+
+@pytest.mark.parametrize("engine", [EngineOptions(workers=1), EngineOptions(workers=2), EngineOptions(2, kernel=False)])
+def test_who_watches_sees_clients_done_within_a_round(engine: EngineOptions, digits: OwnPopulation) -> None:
+    """In steps, up to all nine, for training and for evaluation; a view that does not ask for it works as before."""
+
+    class Watcher:
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, int, int]] = []
+
+        def update(self, row: Mapping[str, Any]) -> None:
+            self.seen.append(("round", 0, 0))
+
+        def note(self, text: str) -> None:
+            pass
+
+        def progress(self, what: str, done: int, asked: int) -> None:
+            self.seen.append((what, done, asked))
+
+    view = Watcher()
+    run(made("fedavg"), digits, small_net, rounds=1, view=view, engine=engine)
+    assert [what for what, *_ in view.seen] == sorted((what for what, *_ in view.seen), key=_ORDER.index)
+    for kind in ("training", "evaluation"):
+        steps = [(done, asked) for what, done, asked in view.seen if what == kind]
+        assert steps == sorted(steps)
+        assert steps[0] == (0, 9)
+        assert steps[-1] == (9, 9)
+        assert len(steps) > 2
+
+
+_ORDER = ("training", "evaluation", "round")

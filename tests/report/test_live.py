@@ -180,3 +180,70 @@ def test_print_compare_table() -> None:
         "9.0",
         "s",
     ]
+
+
+def drawn_now(view: LiveView | CompareView, console: Console) -> list[str]:
+    """The lines of the picture as it is now."""
+    page = Console(file=io.StringIO(), width=console.width)
+    page.print(view._draw())
+    return [line.rstrip() for line in said(page).splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_round_at_work_shows_how_many_clients_are_done(width: int) -> None:
+    console = terminal(width)
+    with LiveView("TITLE", 20, console=console) as view:
+        view.progress("training", 0, 40)
+        assert "0/20 rounds, – left, round 1: training 0 of 40 clients" in drawn_now(view, console)[-1]
+        view.update(row(1))
+        assert "1/20 rounds, 9.5 s left" in drawn_now(view, console)[-1]
+        assert "clients" not in drawn_now(view, console)[-1]
+        view.progress("evaluation", 15, 40)
+        assert drawn_now(view, console)[-1].endswith("1/20 rounds, 9.5 s left, round 2: evaluation 15 of 40 clients")
+        assert all(len(line) <= width for line in drawn_now(view, console))
+
+
+def test_a_comparison_shows_how_many_clients_are_done() -> None:
+    console = terminal(80)
+    with CompareView("TITLE", [("fedavg", 0), ("ifca", 3)], 20, console=console) as view:
+        view.update("ifca", 3, row(4))
+        view.progress("ifca", 3, "training", 5, 40)
+        last = drawn_now(view, console)[-1]
+        assert last == "0 of 2 runs done; IFCA, seed 3, round 5: training 5 of 40 clients"
+        view.end("ifca", 3, row(20))
+        assert drawn_now(view, console)[-1] == "1 of 2 runs done"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_columns_stay_while_numbers_grow(width: int) -> None:
+    """From the first round to the last the heading is the same, however long the numbers become."""
+    console = terminal(width)
+    heads = []
+    with LiveView("TITLE", 2000, console=console) as view:
+        for at in range(1, 1600, 37):
+            judged = {"ari": 1.0, "n_clusters": 4} if at % 2 else {"ari": None, "n_clusters": None}
+            grown = {
+                "bytes_down": at**3 * 1e3,
+                "bytes_up": at**4,
+                "failures": at,
+                "seconds": at * 2.0,
+                "log": {"k": at},
+            }
+            view.update(row(at, **judged, **grown))
+            heads.append(drawn_now(view, console)[1])
+    assert len(set(heads)) == 1
+
+
+def test_a_wide_terminal_shows_more() -> None:
+    """What a method measures itself gets columns where there is room, and else stands below the table."""
+    pictures = {}
+    for width in (80, 140):
+        console = terminal(width)
+        with LiveView("TITLE", 20, console=console) as view:
+            view.update(row(1, log={"moved": 6, "entropy": 0.25, "sizes": [0.5, 0.5]}))
+            pictures[width] = drawn_now(view, console)
+    assert "moved" not in pictures[80][1]
+    assert "  moved 6, entropy 0.25, sizes 0.5 0.5" in pictures[80]
+    for head in ("loss", "time", "moved", "entropy"):
+        assert head in pictures[140][1]
+    assert "  sizes 0.5 0.5" in pictures[140]

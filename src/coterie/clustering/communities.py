@@ -6,9 +6,13 @@ most, then communities become nodes, until nothing moves. The order is fixed: th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array, csr_array
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Ints = npt.NDArray[np.int64]
 _SWEEPS = 100
@@ -19,6 +23,8 @@ def communities(source: Ints, target: Ints, nodes: int) -> Ints:
 
     Links are directed; one that goes both ways counts twice. A node without links is a community of its own.
     """
+    from scipy.sparse import coo_array, csr_array
+
     weights = np.ones(len(source), dtype=np.float64)
     graph = coo_array((weights, (source, target)), shape=(nodes, nodes)).tocsr()
     graph = csr_array(graph + graph.T)

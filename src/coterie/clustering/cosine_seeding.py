@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from coterie.states import Stack, State, cosine, count
@@ -68,6 +66,9 @@ def directions(models: Stack, common: State, layer: str, shares: Tensor | None =
 
 def cosine_groups(vectors: Mapping[str, Tensor], k: int) -> dict[str, int]:
     """K groups by average linkage of 1 - cosine, numbered by the first client of each in the order of names."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
     names = sorted(vectors)
     if len(names) <= k:
         return {name: number for number, name in enumerate(names)}

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.cluster.hierarchy import linkage
 
 from coterie.errors import CoterieError
 
@@ -123,6 +122,8 @@ class Tree:
 
 def ward(vectors: ArrayLike) -> Tree:
     """Ward's tree over the rows of a matrix."""
+    from scipy.cluster.hierarchy import linkage
+
     matrix = np.asarray(vectors)
     if matrix.ndim != 2 or not len(matrix):
         raise CoterieError(

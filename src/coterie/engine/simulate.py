@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_all_start_methods
@@ -42,6 +42,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 _LANE_BYTES = 1 << 28
 _JOBS_PER_WORKER = 4
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Simulator(Engine):
         faults: Faults | None = None,
         options: EngineOptions | None = None,
         note: Note = lambda _: None,
+        progress: Progress = lambda *_: None,
     ) -> None:
         self.seed, self.round, self.task = seed, 0, task
         self.ledger = Ledger()
@@ -82,6 +84,7 @@ class Simulator(Engine):
         self._faults, self._options, self._note = faults or Faults(), options or EngineOptions(), note
         self._calendar = self._faults.calendar(seed, population.ids)
         self._always = tuple(client for client in population.ids if client not in self._calendar)
+        self._progress = progress
         self._workers: Workers | None = None
         keep_freed_blocks()
         self._on_trial = False
@@ -170,7 +173,7 @@ class Simulator(Engine):
         working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
         asked, picked = [ids[i] for i in working], index and [index[i] for i in working]
         jobs = self._jobs(question.function.__name__, asked, picked, common)
-        outcomes = self._crew().run(jobs, message) if jobs else []
+        outcomes = self._perform(jobs, message, "training" if purpose == "train" else "evaluation")
         if counted:
             self.ledger.down[purpose] += len(ids) * (message.row(0) if index is not None else message).size
         for job, outcome in zip(jobs, outcomes, strict=True):
@@ -180,6 +183,20 @@ class Simulator(Engine):
         replies = self._accept([client for job in jobs for client in job.ids], outcomes, failed, purpose, counted)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         return replies
+
+    def _perform(self, jobs: list[Job], message: Letter, what: str) -> list[Outcome]:
+        """Have the workers do it, and tell who watches how many clients are done."""
+        if not jobs:
+            return []
+        done, asked = 0, sum(len(job.ids) for job in jobs)
+
+        def one_more(job: Job) -> None:
+            nonlocal done
+            done += len(job.ids)
+            self._progress(what, done, asked)
+
+        self._progress(what, 0, asked)
+        return self._crew().run(jobs, message, one_more)
 
     def _jobs(self, action: str, ids: list[ClientId], rows: list[int] | None, common: Sequence[str] = ()) -> list[Job]:
         # work on what is common to all is done once per job, so there are then as few jobs as workers
@@ -193,7 +210,7 @@ class Simulator(Engine):
 
     def _lanes(self, clients: int, jobs_per_worker: int) -> int:
         """Clients per job: small enough that workers finish together and that a job's models fit in the cache."""
-        pieces = self.workers * jobs_per_worker if self.workers > 1 else 1
+        pieces = self.workers * jobs_per_worker
         # rounded down where there are several jobs a worker: 10 clients in 5 jobs would keep one of two workers idle
         shared = clients // pieces if jobs_per_worker > 1 else -(-clients // pieces)
         bytes_each = sum(t.numel() * t.element_size() for t in self.task.template.values())

@@ -26,13 +26,14 @@ from coterie.threads import use_one_thread, worker_pool
 
 _SURELY_WORTH_SHARING = 0.005  # seconds a client
 Note = Callable[[str], None]
+Done = Callable[[Job], None]
 
 
 class Workers(Protocol):
     """Something that performs jobs and returns their outcomes in order."""
 
-    def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
-        """Perform all jobs."""
+    def run(self, jobs: Sequence[Job], message: Letter, done: Done = lambda _: None) -> list[Outcome]:
+        """Perform all jobs, and tell of each that is done."""
 
     def close(self) -> None:
         """Let the workers go."""
@@ -50,20 +51,30 @@ class ThreadWorkers:
         self._pool = worker_pool(workers) if workers > 1 else None
         self._pace: dict[tuple[str, bool], float] = {}  # best seconds a client of (client function, alone or shared)
 
-    def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Letter, done: Done = lambda _: None) -> list[Outcome]:
         """Perform all jobs."""
         if self._pool is None or not jobs:
-            return [perform(self._setting, job, message) for job in jobs]
+            return self._run_here(jobs, message, done)
         action = jobs[0].action
         alone = self._is_faster_alone(action)
         start = time.perf_counter()
         if alone:
-            outcomes = [perform(self._setting, job, message) for job in jobs]
+            outcomes = self._run_here(jobs, message, done)
         else:
             futures = [self._pool.submit(perform, self._setting, job, message) for job in jobs]
-            outcomes = [future.result() for future in futures]
+            outcomes = []
+            for job, future in zip(jobs, futures, strict=True):
+                outcomes.append(future.result())
+                done(job)
         pace = (time.perf_counter() - start) / sum(len(job.ids) for job in jobs)
         self._pace[action, alone] = min(pace, self._pace.get((action, alone), pace))
+        return outcomes
+
+    def _run_here(self, jobs: Sequence[Job], message: Letter, done: Done) -> list[Outcome]:
+        outcomes = []
+        for job in jobs:
+            outcomes.append(perform(self._setting, job, message))
+            done(job)
         return outcomes
 
     def _is_faster_alone(self, action: str) -> bool:
@@ -120,7 +131,7 @@ class ProcessWorkers:
         theirs.close()
         return _Process(process, ours, arenas)
 
-    def run(self, jobs: Sequence[Job], message: Letter) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Letter, done: Done = lambda _: None) -> list[Outcome]:
         """Perform all jobs, each by the next worker that is free."""
         self._message.clear()
         sent = Parcel.of(self._message, message.kind, message.skeleton, message.tensors, message.common)
@@ -143,6 +154,7 @@ class ProcessWorkers:
                     continue
                 worker.job = None
                 outcomes[number] = _read(answer, worker.arenas.answer)
+                done(jobs[number])
         return [outcomes[number] for number in range(len(jobs))]
 
     def _send(self, worker: _Process, job: Job, sent: Parcel) -> None:

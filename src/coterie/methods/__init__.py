@@ -23,6 +23,7 @@ from coterie.methods.panm import PANM
 from coterie.methods.peers import PeerMethod
 from coterie.methods.pens import PENS
 from coterie.methods.scaffold import Scaffold
+from coterie.settings import from_settings
 
 Method = ServerMethod[Any] | PeerMethod[Any]
 """What a run is about: a method with a server, or one of peers."""
@@ -55,3 +56,13 @@ def method_named(name: str) -> type[Method]:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
+
+
+def method(name: str, **settings: Any) -> Method:
+    """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`.
+
+    A preset may say other things on some scenarios; `scenario="multi-source-digits"` names the one that is meant.
+    """
+    scenario = str(settings.pop("scenario", ""))
+    kind = method_named(name)
+    return from_settings(kind, kind.expand(settings, scenario), name)

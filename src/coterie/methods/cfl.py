@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from scipy.cluster.hierarchy import linkage, to_tree
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from coterie.data.samples import ClientId
@@ -137,6 +135,9 @@ def bipartition(similarity: Tensor) -> list[bool]:
 
     They are what the last merge joined, so neither is empty, even where merges have equal heights.
     """
+    from scipy.cluster.hierarchy import linkage, to_tree
+    from scipy.spatial.distance import squareform
+
     gaps = (1 - similarity.double()).clamp_min(0)
     gaps = (gaps + gaps.T) / 2
     tree = linkage(squareform(gaps.fill_diagonal_(0).numpy(), checks=False), "complete")

@@ -8,6 +8,7 @@ from math import isfinite
 from statistics import fmean, pstdev
 from typing import Any
 
+from . import axes
 from .folder import RunFolder
 from .panels import Graph, Heatmap, Histogram, Lines
 from .text import method_title
@@ -50,10 +51,11 @@ def groups_over_rounds(run: RunFolder) -> Figure:
     if agreement:
         data.append(_line("agreement with the truth (ARI)", run.rounds, run.column("ari"), 4) | {"yaxis": "y2"})
     figure = _figure(data, "round", "groups")
-    figure["layout"]["yaxis"] |= {"rangemode": "tozero"}
+    figure["layout"]["yaxis"] |= {"rangemode": "tozero", **axes.whole(run.column("n_clusters"))}
     if agreement:
+        lowest = min((value for value in run.column("ari") if value is not None), default=0.0)
         figure["layout"]["yaxis2"] = {
-            "overlaying": "y", "side": "right", "range": [-0.05, 1.05], "title": {"text": "ARI"},
+            "overlaying": "y", "side": "right", "range": [min(0.0, lowest) - 0.05, 1.05], "title": {"text": "ARI"},
             "tickmode": "array", "tickvals": [0, 0.25, 0.5, 0.75, 1],
             "showgrid": False, "zeroline": False, "automargin": True,
         }  # fmt: skip
@@ -78,10 +80,15 @@ def client_accuracies(groups: Mapping[str, Sequence[float | None]], colours: Seq
 
 def accuracy_histogram(values: Sequence[float | None]) -> Figure:
     """How many clients have which accuracy."""
-    data = [{"type": "histogram", "x": _clean(values), "nbinsx": 20, "marker": {"color": colour(0)}}]
+    data: list[Figure] = [{"type": "histogram", "x": _clean(values), "nbinsx": 20, "marker": {"color": colour(0)}}]
     figure = _figure(data, "accuracy on own test data", "clients", hover="closest")
     figure["layout"]["xaxis"] |= {"tickformat": _PERCENT}
     figure["layout"]["bargap"] = 0.06
+    narrow = axes.shares(data[0]["x"])
+    if narrow:  # plotly would take all that is equal for one bar from -50 % to 150 %
+        low, high = narrow["range"]
+        data[0]["xbins"] = {"start": low, "end": high, "size": (high - low) / 20}
+        figure["layout"]["xaxis"] |= narrow
     return figure
 
 
@@ -122,7 +129,9 @@ def lines(panel: Lines) -> Figure:
         _line(name, panel.x, values, index, dash=_dash(index))
         for index, (name, values) in enumerate(panel.series.items())
     ]
-    return _figure(data, panel.x_label, panel.y_label)
+    figure = _figure(data, panel.x_label, panel.y_label)
+    figure["layout"]["yaxis"] |= axes.plain([value for trace in data for value in trace["y"]])
+    return figure
 
 
 def heatmap(panel: Heatmap) -> Figure:
@@ -256,6 +265,10 @@ def _figure(data: list[Figure], x_label: str, y_label: str, *, y_format: str = "
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "tracegroupgap": 2},
         "showlegend": sum(trace.get("showlegend", True) for trace in data) > 1,
     }  # fmt: skip
+    if y_format == _PERCENT:
+        layout["yaxis"] |= axes.shares([value for trace in data for value in trace["y"]])
+    if x_label == "round":
+        layout["xaxis"] |= axes.whole([value for trace in data for value in trace["x"]])
     return {"data": data, "layout": layout}
 
 

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
-from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .fitted import FILE_WIDTH, Cell, fitted_table
 from .text import UNKNOWN, duration, human_bytes, method_title, number, percent, percent_spread, score
 from .words import run_headline
 
 Row = Mapping[str, Any]
-Cell = str | ProgressBar
-_LEFT = ("method", "seed", "rounds")
-_FILE_WIDTH = 120
+_LEAST_BAR = 10
 _HISTORY = 12
 _LINES_A_RUN = 10
 _NOTES = 4
@@ -90,10 +86,19 @@ class LiveView(_View):
         self._title, self._rounds = title, rounds
         self._every = every or max(1, rounds // _LINES_A_RUN)
         self._rows: deque[Row] = deque(maxlen=_HISTORY)
+        self._known: dict[str, None] = {}  # what has had a value in some round keeps its column
+        self._within = ""
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        """Show how many clients are done in the round that is at work."""
+        self._within = f"{what} {done} of {asked} clients"
 
     def update(self, row: Row) -> None:
         """Show the metrics of a round."""
         self._rows.append(dict(row))
+        self._within = ""
+        self._known |= dict.fromkeys(key for key in row if key != "log" and _is_known(row[key]))
+        self._known |= dict.fromkeys(f"log.{key}" for key, value in (row.get("log") or {}).items() if _is_one(value))
         at = _whole(row.get("round"))
         if at % self._every == 0 or at in (1, self._rounds):
             self._say(self._line(row))
@@ -135,27 +140,44 @@ class LiveView(_View):
             "lost": [number(_float(row, "failures")) for row in shown],
         }
         for column, key in (("groups", "n_clusters"), ("ARI", "ari"), ("unseen", "unseen_accuracy")):
-            if shown and all(_float(row, key) is None for row in shown):
+            if key not in self._known:
                 del columns[column]
+        own = [key.removeprefix("log.") for key in self._known if key.startswith("log.")]
+        extra: dict[str, list[Cell]] = {
+            "loss": [_short(_float(row, "loss")) for row in shown],
+            "time": [duration(_float(row, "seconds")) for row in shown],
+            **{key: [_short(_float(row.get("log") or {}, key)) for row in shown] for key in own},
+        }
         styles = ["dim"] * (len(shown) - 1) + ["bold"] * bool(shown)
         spare = ("up", "groups", "worst client", "down")
-        table = _fitted_table(self._console, self._title, columns, styles, spare)
+        table = fitted_table(self._console, self._title, columns, styles, spare, extra)
         last: Row = shown[-1] if shown else {}
+        heads = {str(column.header) for column in table.columns}
+        below = [Text(f"  {', '.join(left)}", style="dim")] if (left := _own_measures(last, heads)) else []
+        return Group(table, *below, self._foot(last))
+
+    def _foot(self, last: Row) -> Table:
+        """How far the run is, and how far its round."""
         done = _whole(last.get("round"))
+        within = f", round {done + 1}: {self._within}" if self._within and done < self._rounds else ""
+        text = f"{done}/{self._rounds} rounds, {_remaining(last, self._rounds)}{within}"
+        # room for the longest text, so that the bar does not change its length with every word
+        room = self._console.width - max(len(text), len(f"{text.partition(', round')[0]}, round {self._rounds}: ") + 36)
         foot = Table.grid(padding=(0, 1))
         foot.add_row(
-            ProgressBar(total=max(self._rounds, 1), completed=done, width=30),
-            Text(f"{done}/{self._rounds} rounds, {_remaining(last, self._rounds)}"),
+            ProgressBar(total=max(self._rounds, 1), completed=done, width=min(max(room - 2, _LEAST_BAR), 60)),
+            Text(text),
         )
-        own = [Text(f"  {', '.join(_own_measures(last))}", style="dim")] if _own_measures(last) else []
-        return Group(table, *own, foot)
+        return foot
 
 
-def _own_measures(row: Row) -> list[str]:
+def _own_measures(row: Row, elsewhere: Collection[str] = ()) -> list[str]:
     """What the method itself measured in a round, number by number; of lists the short ones, such as histograms."""
     measures = []
     for key, value in (row.get("log") or {}).items():
-        if isinstance(value, (int, float)):
+        if key in elsewhere:
+            continue
+        if _is_one(value):
             measures.append(f"{key} {value:.3g}")
         elif isinstance(value, list) and 1 < len(value) <= _SHORT and all(isinstance(one, float) for one in value):
             measures.append(f"{key} {' '.join(f'{one:.2g}' for one in value)}")
@@ -182,6 +204,13 @@ class CompareView(_View):
         self._title, self._rounds = title, rounds
         self._jobs = {(method, seed): _Job(method, seed) for method, seed in jobs}
         self._every = max(1, rounds // 4)
+        self._within = ""
+
+    def progress(self, method: str, seed: int, what: str, done: int, asked: int) -> None:
+        """Show how many clients are done in the round that a run is at."""
+        job = self._jobs.setdefault((method, seed), _Job(method, seed))
+        job.state = "running"
+        self._within = f"{_name(job)}, round {_whole(job.row.get('round')) + 1}: {what} {done} of {asked} clients"
 
     def update(self, method: str, seed: int, row: Row) -> None:
         """Show the metrics of a round of one run."""
@@ -194,7 +223,7 @@ class CompareView(_View):
     def end(self, method: str, seed: int, result: Row) -> None:
         """One run is finished."""
         job = self._jobs.setdefault((method, seed), _Job(method, seed))
-        job.state = "done"
+        job.state, self._within = "done", ""
         job.row |= {key: result[key] for key in result if key in _RESULT_COLUMNS} | {"round": self._rounds}
         self._say(
             f"{_name(job)}: done, accuracy {percent(_float(job.row, 'accuracy'))} "
@@ -218,10 +247,16 @@ class CompareView(_View):
         }
         styles = [{"waiting": "dim", "running": "bold"}.get(job.state, "") for job in shown]
         spare = ("groups", "worst", "time", "sent")
-        table = _fitted_table(self._console, self._title, columns, styles, spare)
+        extra: dict[str, list[Cell]] = {
+            "lost": [number(_float(row, "failures")) for row in rows],
+            "loss": [_short(_float(row, "loss")) for row in rows],
+            "unseen": [percent(_float(row, "unseen_accuracy")) for row in rows],
+        }
+        table = fitted_table(self._console, self._title, columns, styles, spare, extra)
         done = sum(job.state == "done" for job in self._jobs.values())
         more = f", {hidden} more not shown" if hidden else ""
-        return Group(table, Text(f"{done} of {len(self._jobs)} runs done{more}"))
+        within = f"; {self._within}" if self._within else ""
+        return Group(table, Text(f"{done} of {len(self._jobs)} runs done{more}{within}"))
 
     def _window(self) -> tuple[list[_Job], int]:
         """As many jobs as the terminal has lines for, around the ones at work."""
@@ -273,31 +308,8 @@ def print_compare_table(rows: Sequence[Row], *, target: float | None = None, con
     styles = ["bold" if mean is not None and mean == best else "" for mean in means]
     if not out.is_terminal:
         # a file or a pipe has no width to keep to
-        out = Console(file=out.file, width=_FILE_WIDTH, no_color=True)
-    out.print(_fitted_table(out, "", columns, styles, ("time", "up", "groups", "worst")))
-
-
-def _fitted_table(
-    console: Console,
-    title: str,
-    columns: Mapping[str, Sequence[Cell]],
-    styles: Sequence[str],
-    spare: Sequence[str],
-) -> Table:
-    """A table that leaves out its spare columns, first ones first, until it is no wider than the terminal."""
-    left_out = 0
-    while True:
-        kept = {head: cells for head, cells in columns.items() if head not in spare[:left_out]}
-        table = Table(title=escape(title) or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for head in kept:
-            table.add_column(head, justify="left" if head in _LEFT else "right", no_wrap=True)
-        for at, style in enumerate(styles):
-            cells = (column[at] for column in kept.values())
-            table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
-        unlimited = console.options.update(max_width=10 * _FILE_WIDTH)
-        if left_out == len(spare) or Measurement.get(console, unlimited, table).maximum <= console.width:
-            return table
-        left_out += 1
+        out = Console(file=out.file, width=FILE_WIDTH, no_color=True)
+    out.print(fitted_table(out, "", columns, styles, ("time", "up", "groups", "worst")))
 
 
 def _name(job: _Job) -> str:
@@ -308,6 +320,19 @@ def _float(row: Row, key: str) -> float | None:
     """A number of the row; an empty cell or a missing key is unknown."""
     value = row.get(key)
     return None if value is None or value == "" else float(value)
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and value != ""
+
+
+def _is_one(value: Any) -> bool:
+    """One number, not a list of them."""
+    return isinstance(value, (int, float))
+
+
+def _short(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3g}"
 
 
 def _whole(value: Any) -> int:

@@ -11,10 +11,9 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from plotly.offline import get_plotlyjs
-
 from coterie.errors import CoterieError
 
+from . import charts
 from .figures import Figure, colour
 
 
@@ -58,7 +57,8 @@ class Page:
             unbroken=escape(re.sub(r" (?=%|±)|(?<=±) |(?<=ARI) ", "\u00a0", self._words["headline"])),
             style=(here / "style.css").read_text(encoding="utf-8"),
             body="\n".join(self._parts),
-            plotly=get_plotlyjs() if self._figures else "const Plotly = null;",
+            plotly=charts.element(path) if self._figures else "",
+            footer=charts.sendable(path),
             # "<" could end the script element early
             figures=json.dumps(self._figures, allow_nan=False).replace("<", "\\u003c"),
         )
