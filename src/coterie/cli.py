@@ -17,6 +17,7 @@ from coterie.config import RunConfig, ScenarioConfig, check_seed, from_tables, m
 from coterie.errors import CoterieError, unknown
 from coterie.methods import METHODS, method_named
 from coterie.settings import split_assignments
+from coterie.terminal import harmless
 
 app = typer.Typer(
     help="Clustered and personalised federated learning: find the groups hidden among clients.",
@@ -350,14 +351,14 @@ def _main() -> None:
     try:
         app(standalone_mode=True)
     except Interrupted as stop:
-        _say(str(stop))
-        sys.exit(130)
+        _say(harmless(str(stop)))
+        sys.exit(cli_deploy.code_when_stopped())
     except CoterieError as error:
-        _say(f"coterie: {error}")
+        _say(harmless(f"coterie: {error}"))
         sys.exit(2)
     except KeyboardInterrupt:
         _say("coterie: stopped.")
-        sys.exit(130)
+        sys.exit(cli_deploy.code_when_stopped())
     except BrokenPipeError:
         os._exit(1)
 

@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from coterie import interrupts
 from coterie.config import from_tables, read_tables
 from coterie.errors import CoterieError
+from coterie.terminal import harmless
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="the run's TOML file; the same for everyone")]
 NameOption = Annotated[str, typer.Option("--name", help="this client's name; it keeps its memory under it")]
@@ -29,6 +31,18 @@ _MEGABYTE = 1 << 20
 
 
 _between_peers = False
+_serving = False
+
+
+def code_when_stopped() -> int:
+    """The exit code of a run that was stopped: 0 where a service was asked to end, and has saved what it had."""
+    return 0 if _serving and interrupts.asked_to_end() else 130
+
+
+def _serve_until_asked() -> None:
+    """From here on this process is a service: to be asked to end (SIGTERM) is how it normally ends."""
+    global _serving
+    _serving = True
 
 
 def leave(end: SystemExit) -> None:
@@ -62,6 +76,7 @@ def serve(
     max_megabytes: SizeOption = 512,
 ) -> None:
     """Run a method with real clients, on Flower: start a SuperLink (or use one) and wait for `coterie join`."""
+    _serve_until_asked()
     deploy = _needs("flower", "coterie.engine.deploy")
     superlinks = _needs("flower", "coterie.engine.superlink")
     from coterie.cli import watched
@@ -103,10 +118,13 @@ def join(
     max_megabytes: SizeOption = 512,
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
+    _serve_until_asked()
     client = _needs("flower", "coterie.engine.flower_client")
+    from coterie.engine.boundary import check_name, place
     from coterie.engine.device import Device, client_data
     from coterie.engine.ports import check_address
 
+    check_name(name, "--name")
     check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:
@@ -115,7 +133,7 @@ def join(
             raise CoterieError(f"There is no {ca}; --certs takes the folder of a client, DIR/clients/{name}.")
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
-    device = Device(name, client_data(data, name), memory or Path(".coterie") / name, model)
+    device = Device(name, client_data(data, name), memory or place(Path(".coterie"), name), model)
     client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
     _say(f"{name}: the run is over")
 
@@ -135,9 +153,11 @@ def peer(
     max_megabytes: SizeOption = 512,
 ) -> None:
     """Be one peer of a network without a server; the same --out goes on where an earlier call stopped."""
+    _serve_until_asked()
     addresses = _needs("peers", "coterie.engine.address")
     peering = _needs("peers", "coterie.engine.peering")
     from coterie.cli import watched
+    from coterie.engine.boundary import check_name, place
     from coterie.engine.peers import Pace
     from coterie.engine.ports import check_address
 
@@ -146,7 +166,7 @@ def peer(
     security = None if certs is None else addresses.PeerSecurity.of(certs)
     address = addresses.Address(listen, tuple(seed.strip() for seed in seeds.split(",") if seed.strip()), security)
     options = peering.PeerOptions(peers, patience, Pace(not free, timeout), max_megabytes * _MEGABYTE)
-    folder = out or Path("runs") / f"peer-{name}"
+    folder = out or place(Path("runs"), f"peer-{check_name(name, '--name')}")
     _one_thread()
     addresses.zenoh.init_log_from_env_or("error")
     global _between_peers
@@ -208,4 +228,4 @@ def _one_thread() -> None:
 
 
 def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(text)
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(harmless(text))
