@@ -117,11 +117,11 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def place(root: Path, name: str, suffix: str = "") -> Path:
+def place(root: Path, name: str) -> Path:
     """Where something of that name is on disk: the one way from a name to a path, and never outside `root`."""
     if _Named().wrong(name):
         raise wire.WireError(f"{shortly(name)} {_Named().wrong(name)}.")
-    return root / f"{quote(name, safe='')}{suffix}"
+    return root / quote(name, safe="")
 
 
 def checked(kind: type[T], text: str | bytes) -> T:

@@ -56,7 +56,7 @@ class DiskMemory:
     def keep(self, session: str, era: int, memory: Memory, safe: int) -> None:
         """Write the memory down whole; what no server can ask for any more goes."""
         data = wire.encode(memory)
-        target = place(self.path, f"{era:08d}-{session}", f"={_digest(data)}.safetensors")
+        target = self.path / f"{era:08d}-{place(self.path, session).name}={_digest(data)}.safetensors"
         try:
             self._make_room()
             _write(target, data)
