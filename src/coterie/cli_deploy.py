@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -39,10 +41,17 @@ def code_when_stopped() -> int:
     return 0 if _serving and interrupts.asked_to_end() else 130
 
 
-def _serve_until_asked() -> None:
+@contextmanager
+def _service(stopped: str) -> Iterator[None]:
     """From here on this process is a service: to be asked to end (SIGTERM) is how it normally ends."""
+    from coterie.rounds import Interrupted
+
     global _serving
     _serving = True
+    try:
+        yield
+    except KeyboardInterrupt:  # a run that has begun says more
+        raise Interrupted(stopped) from None
 
 
 def leave(end: SystemExit) -> None:
@@ -76,7 +85,6 @@ def serve(
     max_megabytes: SizeOption = 512,
 ) -> None:
     """Run a method with real clients, on Flower: start a SuperLink (or use one) and wait for `coterie join`."""
-    _serve_until_asked()
     deploy = _needs("flower", "coterie.engine.deploy")
     superlinks = _needs("flower", "coterie.engine.superlink")
     from coterie.cli import watched
@@ -89,21 +97,22 @@ def serve(
     folder = resume or out or Path("runs") / f"{settings.method}-served-seed{settings.seed}"
     options = deploy.ServeOptions(clients, timeout, patience, max_megabytes * _MEGABYTE)
     security = None if certs is None else superlinks.ServerSecurity.of(certs)
-    watched(
-        settings,
-        folder,
-        lambda view: deploy.serve(
+    with _service("Stopped before the first round; nothing was learnt yet."):
+        watched(
             settings,
             folder,
-            options,
-            host=host,
-            port=port,
-            security=security,
-            superlink=superlink,
-            view=view,
-            resume=resume is not None,
-        ),
-    )
+            lambda view: deploy.serve(
+                settings,
+                folder,
+                options,
+                host=host,
+                port=port,
+                security=security,
+                superlink=superlink,
+                view=view,
+                resume=resume is not None,
+            ),
+        )
 
 
 def join(
@@ -118,7 +127,6 @@ def join(
     max_megabytes: SizeOption = 512,
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
-    _serve_until_asked()
     client = _needs("flower", "coterie.engine.flower_client")
     from coterie.engine.boundary import check_name, place
     from coterie.engine.device import Device, client_data
@@ -134,7 +142,8 @@ def join(
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
     device = Device(name, client_data(data, name), memory or place(Path(".coterie"), name), model)
-    client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
+    with _service(f"{name} has left; what it keeps between rounds is kept."):
+        client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
     _say(f"{name}: the run is over")
 
 
@@ -153,7 +162,6 @@ def peer(
     max_megabytes: SizeOption = 512,
 ) -> None:
     """Be one peer of a network without a server; the same --out goes on where an earlier call stopped."""
-    _serve_until_asked()
     addresses = _needs("peers", "coterie.engine.address")
     peering = _needs("peers", "coterie.engine.peering")
     from coterie.cli import watched
@@ -171,7 +179,10 @@ def peer(
     addresses.zenoh.init_log_from_env_or("error")
     global _between_peers
     _between_peers = True
-    watched(settings, folder, lambda view: peering.run_peer(settings, name, data, address, folder, options, view=view))
+    with _service("Stopped before the first round; nothing was learnt yet."):
+        watched(
+            settings, folder, lambda view: peering.run_peer(settings, name, data, address, folder, options, view=view)
+        )
 
 
 def peers(

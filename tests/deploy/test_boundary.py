@@ -1,4 +1,4 @@
-"""No text, name or number from another machine gets past the boundary; what a reply must be is not for clients to say."""
+"""No text, name or number from another machine gets past the boundary unless it is what it should be."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_no_client_and_no_other_user_of_the_machine_ends_a_run(house: House) -> 
     twin.says("the server says: there was a client 1 already")
     house.goes_on()
     twin.signal(signal.SIGTERM)
-    assert "stopped" in twin.ends(0)
+    assert "1 has left" in twin.ends(0)
     server.says("the other client that called itself 1 is gone; the one that was there is asked")
     honest["1"].says("you are asked again")
     house.goes_on()
