@@ -143,7 +143,8 @@ def autoencoder_of_run(folder: Path) -> Encoder:
         raise CoterieError(
             f"{folder} is a run of {progress.get('method')}, which has no autoencoder; take one of embedding."
         )
-    return wire.decode((latest.parent / str(progress["state"])).read_bytes(), Groups).autoencoder
+    data = (latest.parent / str(progress["state"])).read_bytes()
+    return wire.decode(data, Groups, header_limit=wire.OWN_HEADER_LIMIT).autoencoder
 
 
 def add_to_report(folder: Path, panels: Sequence[Panel]) -> Path:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from coterie import __version__, cli_attack, cli_deploy, cli_help, interrupts
 from coterie.errors import CoterieError, Interrupted, unknown
+from coterie.terminal import harmless
 
 # Only what is light: a command imports what it needs when it is called, so that `coterie --help` need not wait for
 # torch, and Ctrl-C during that wait is heard by `main`.
@@ -287,14 +288,14 @@ def _main() -> None:
     try:
         app(standalone_mode=True)
     except Interrupted as stop:
-        _say(str(stop))
-        sys.exit(130)
+        _say(harmless(str(stop)))
+        sys.exit(cli_deploy.code_when_stopped())
     except CoterieError as error:
-        _say(f"coterie: {error}")
+        _say(harmless(f"coterie: {error}"))
         sys.exit(2)
     except KeyboardInterrupt:
         _say("coterie: stopped.")
-        sys.exit(130)
+        sys.exit(cli_deploy.code_when_stopped())
     except BrokenPipeError:
         os._exit(1)
 

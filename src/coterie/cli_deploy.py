@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +13,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from coterie import interrupts
 from coterie.errors import CoterieError, installing
+from coterie.terminal import harmless
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="the run's TOML file; the same for everyone")]
 NameOption = Annotated[str, typer.Option("--name", help="this client's name; it keeps its memory under it")]
@@ -28,6 +32,25 @@ _MEGABYTE = 1 << 20
 
 
 _between_peers = False
+_serving = False
+
+
+def code_when_stopped() -> int:
+    """The exit code of a run that was stopped: 0 where a service was asked to end, and has saved what it had."""
+    return 0 if _serving and interrupts.asked_to_end() else 130
+
+
+@contextmanager
+def _service(stopped: str) -> Iterator[None]:
+    """From here on this process is a service: to be asked to end (SIGTERM) is how it normally ends."""
+    from coterie.rounds import Interrupted
+
+    global _serving
+    _serving = True
+    try:
+        yield
+    except KeyboardInterrupt:  # a run that has begun says more
+        raise Interrupted(stopped) from None
 
 
 def leave(end: SystemExit) -> None:
@@ -74,21 +97,22 @@ def serve(
     folder = resume or out or Path("runs") / f"{settings.method}-served-seed{settings.seed}"
     options = deploy.ServeOptions(clients, timeout, patience, max_megabytes * _MEGABYTE)
     security = None if certs is None else superlinks.ServerSecurity.of(certs)
-    watched(
-        settings,
-        folder,
-        lambda view: deploy.serve(
+    with _service("Stopped before the first round; nothing was learnt yet."):
+        watched(
             settings,
             folder,
-            options,
-            host=host,
-            port=port,
-            security=security,
-            superlink=superlink,
-            view=view,
-            resume=resume is not None,
-        ),
-    )
+            lambda view: deploy.serve(
+                settings,
+                folder,
+                options,
+                host=host,
+                port=port,
+                security=security,
+                superlink=superlink,
+                view=view,
+                resume=resume is not None,
+            ),
+        )
 
 
 def join(
@@ -104,9 +128,11 @@ def join(
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.engine.flower_client")
+    from coterie.engine.boundary import check_name, place
     from coterie.engine.device import Device, client_data
     from coterie.engine.ports import check_address
 
+    check_name(name, "--name")
     check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:
@@ -115,8 +141,9 @@ def join(
             raise CoterieError(f"There is no {ca}; --certs takes the folder of a client, DIR/clients/{name}.")
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
-    device = Device(name, client_data(data, name), memory or Path(".coterie") / name, model)
-    client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
+    device = Device(name, client_data(data, name), memory or place(Path(".coterie"), name), model)
+    with _service(f"{name} has left; what it keeps between rounds is kept."):
+        client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
     _say(f"{name}: the run is over")
 
 
@@ -139,6 +166,7 @@ def peer(
     peering = _needs("peers", "coterie.engine.peering")
     from coterie.cli_runs import watched
     from coterie.config import from_tables, read_tables
+    from coterie.engine.boundary import check_name, place
     from coterie.engine.peers import Pace
     from coterie.engine.ports import check_address
 
@@ -147,12 +175,15 @@ def peer(
     security = None if certs is None else addresses.PeerSecurity.of(certs)
     address = addresses.Address(listen, tuple(seed.strip() for seed in seeds.split(",") if seed.strip()), security)
     options = peering.PeerOptions(peers, patience, Pace(not free, timeout), max_megabytes * _MEGABYTE)
-    folder = out or Path("runs") / f"peer-{name}"
+    folder = out or place(Path("runs"), f"peer-{check_name(name, '--name')}")
     _one_thread()
     addresses.zenoh.init_log_from_env_or("error")
     global _between_peers
     _between_peers = True
-    watched(settings, folder, lambda view: peering.run_peer(settings, name, data, address, folder, options, view=view))
+    with _service("Stopped before the first round; nothing was learnt yet."):
+        watched(
+            settings, folder, lambda view: peering.run_peer(settings, name, data, address, folder, options, view=view)
+        )
 
 
 def peers(
@@ -209,4 +240,4 @@ def _one_thread() -> None:
 
 
 def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(text)
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(harmless(text))

@@ -22,7 +22,7 @@ from coterie.config import RunConfig, ScenarioConfig, from_tables, read_tables
 from coterie.data import SCENARIOS, Drift, build, from_path
 from coterie.data.samples import Population
 from coterie.errors import CoterieError
-from coterie.folder import holds_comparison
+from coterie.folder import finished, holds_comparison
 from coterie.kind import Kind, check_kind
 from coterie.methods import Method
 from coterie.methods.simulated import in_simulator
@@ -212,6 +212,6 @@ def resume(folder: Path, *, view: View | None = None) -> Result:
     """Go on with a run from its last checkpoint, in the same folder, to the same end."""
     config = config_of(folder)
     if (folder / "result.json").is_file():
-        raise CoterieError(f"The run in {folder} is finished; see {folder / 'report.html'}.")
+        raise finished(folder)
     check_kind(folder, Kind.SIMULATION)  # before any tracker begins
     return execute(config, folder, view=view, resume=True)

@@ -33,6 +33,7 @@ METRICS = (
 )  # fmt: skip
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DRAFT = ".new"
+_SEAL = "digest"
 _FREE = {"rounds", "checkpoint_seconds", "track", "engine.workers", "engine.lanes", "scenario.root"}
 """Settings that a resumed run may have anew: they do not change what any of its rounds computes."""
 Row = dict[str, Any]
@@ -102,15 +103,17 @@ class RunFolder:
             raise
 
     @contextmanager
-    def writing(self, path: Path) -> Iterator[None]:
-        """Turn a failure to write into one sentence."""
+    def writing(self, path: Path, then: str = "") -> Iterator[None]:
+        """Turn a failure to write into one sentence; `then` is what to do once there is room, if not to go on."""
         try:
             yield
         except OSError as error:
             what = f"Cannot write {path}: {error.strerror or error}"
             if error.errno not in _FULL:
                 raise Unfinished(f"{what}; choose a folder that can be written to.") from error
-            raise Unfinished(f"{what}; what was saved before is intact: make room, then {self.go_on}.") from error
+            raise Unfinished(
+                f"{what}; what was saved before is intact: make room, then {then or self.go_on}."
+            ) from error
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file as a whole."""
@@ -172,7 +175,7 @@ class RunFolder:
             config=self.config,
             health=health,
         )
-        self.write("checkpoint/latest.json", json.dumps(asdict(progress)).encode())
+        self.write("checkpoint/latest.json", sealed(asdict(progress)))
         self._sweep(progress)
 
     def _put(self, where: str, what: str, data: bytes) -> str:
@@ -185,7 +188,7 @@ class RunFolder:
         data = (self.path / where / name).read_bytes()
         if not name.endswith(f"-{_digest(data)}.safetensors"):
             raise wire.WireError(f"{name} is damaged")
-        return wire.decode(data, kind)
+        return wire.decode(data, kind, header_limit=wire.OWN_HEADER_LIMIT)
 
     def _sweep(self, progress: Progress) -> None:
         keep = {progress.state, "latest.json", *progress.memory.values()}
@@ -215,7 +218,7 @@ class RunFolder:
         try:
             # checkpoints were once made without these; their replies are not known, so they do not fail the run
             unmarked = {"config": "", "health": asdict(Health(valid=1))}
-            progress = wire.unpack(Progress, {**unmarked, **json.loads(path.read_text())}, {})
+            progress = wire.unpack(Progress, {**unmarked, **unsealed(path.read_bytes())}, {})
             if progress.method != method:
                 raise CoterieError(
                     f"The checkpoint in {self.path} is of {progress.method}, not of {method}; "
@@ -305,6 +308,37 @@ def read_metrics(path: Path) -> list[Row]:
             {name: float(cell) if cell not in ("", None) else None for name, cell in row.items()}
             for row in csv.DictReader(file)
         ]
+
+
+def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A JSON file that a run goes on from, with a digest of all that it says.
+
+    The checkpoint's other files have their digests in their names, which stand in it: so one digest covers them all.
+    """
+    return json.dumps({**content, _SEAL: _seal(content)}, indent=indent).encode()
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What it says, if that is what was written. Files from before there was a digest are read as they are."""
+    content = json.loads(data)
+    if not isinstance(content, dict):
+        raise wire.WireError("it is damaged")
+    seal = content.pop(_SEAL, None)
+    if seal is not None and seal != _seal(content):
+        raise wire.WireError("it is damaged")
+    return content
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return _digest(json.dumps(content, sort_keys=True).encode())
+
+
+def finished(path: Path) -> CoterieError:
+    """What to say of a run that is over, whether or not its report could be written."""
+    report = path / "report.html"
+    if report.is_file():
+        return CoterieError(f"The run in {path} is finished; see {report}.")
+    return CoterieError(f"The run in {path} is finished but has no report yet; write it: coterie report {path}")
 
 
 def _digest(data: bytes) -> str:

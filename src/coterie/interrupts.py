@@ -16,6 +16,7 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _pressed: set[int] = set()
+_heard: set[int] = set()
 
 
 def listen() -> None:
@@ -27,7 +28,13 @@ def listen() -> None:
 
 def _press(number: int, _: FrameType | None) -> None:
     _pressed.add(number)
+    _heard.add(number)
     raise KeyboardInterrupt
+
+
+def asked_to_end() -> bool:
+    """Whether this process ends because another one asked it to (SIGTERM), and not by its user's Ctrl-C."""
+    return signal.SIGTERM in _heard and signal.SIGINT not in _heard
 
 
 def heed() -> None:
@@ -60,5 +67,6 @@ def held_back() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
     if held:
+        _heard.update(held)
         raise KeyboardInterrupt
     heed()

@@ -297,7 +297,7 @@ class _Experiment:
                     save_panels(self.folder.path / "panels.json", panels)
             self.folder.event("end", accuracy=result.accuracy, seconds=result.seconds)
             self.folder.write("result.json", result.to_json().encode())
-            with self.folder.writing(self.folder.path / "report.html"):
+            with self.folder.writing(self.folder.path / "report.html", then=f"coterie report {self.folder.path}"):
                 write_run_report(self.folder.path)
         return result
 

@@ -28,6 +28,10 @@ _TENSOR = "$tensor"
 _HEADER = "coterie"
 _ALIGNMENT = 64
 DEFAULT_LIMIT = 1 << 31
+HEADER_LIMIT = 1 << 20
+"""No message has a longer JSON header: parsed, it takes thirty times its length. What is on our own disk may have one
+of up to `OWN_HEADER_LIMIT`, as the state of a run with many clients has."""
+OWN_HEADER_LIMIT = 1 << 27
 
 
 class WireError(CoterieError):
@@ -180,20 +184,24 @@ def _size_of_layout(skeleton: str, layout: tuple[tuple[str, str, tuple[int, ...]
     return len(safetensors.torch.save(blank, metadata={_HEADER: skeleton}))
 
 
-def layout_of(data: bytes, *, limit: int = DEFAULT_LIMIT) -> dict[str, tuple[str, tuple[int, ...]]]:
+def layout_of(
+    data: bytes, *, limit: int = DEFAULT_LIMIT, header_limit: int = HEADER_LIMIT
+) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Names, dtypes and shapes declared in the header, read before any tensor is allocated."""
     if len(data) > limit:
         raise WireError(f"A message of {len(data)} bytes is larger than the {limit} that are allowed here.")
-    header = _header(data)
+    header = _header(data, header_limit)
     try:
         return {name: (str(h["dtype"]), tuple(h["shape"])) for name, h in header.items() if name != "__metadata__"}
     except (KeyError, TypeError) as error:
         raise WireError("A message does not declare its tensors as it should: it is corrupt or not ours.") from error
 
 
-def _header(data: bytes) -> dict[str, Any]:
+def _header(data: bytes, most: int) -> dict[str, Any]:
     try:
         (length,) = struct.unpack_from("<Q", data)
+        if length > most:
+            raise WireError(f"A message declares a header of {length} bytes, more than the {most} that are allowed.")
         if length > len(data) - 8:
             raise WireError("A message ends before its header does: it was cut off on the way.")
         header = json.loads(data[8 : 8 + length])
@@ -204,15 +212,15 @@ def _header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def decode(data: bytes, kind: type[T], *, limit: int = DEFAULT_LIMIT) -> T:
+def decode(data: bytes, kind: type[T], *, limit: int = DEFAULT_LIMIT, header_limit: int = HEADER_LIMIT) -> T:
     """Read bytes as an object of the expected type; anything else is refused with a `WireError`."""
     if len(data) > limit:
         raise WireError(f"A message of {len(data)} bytes is larger than the {limit} that are allowed here.")
-    header = _header(data)
+    header = _header(data, header_limit)
     try:
         skeleton = json.loads(header["__metadata__"][_HEADER])
         tensors = laid_out(safetensors.torch.load(data))
         return typing.cast(T, unpack(kind, skeleton, tensors))
-    except (KeyError, TypeError, ValueError, SafetensorError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, SafetensorError, RuntimeError) as error:
         name = getattr(kind, "__name__", str(kind))
         raise WireError(f"These bytes are not a whole {name}: {error}.") from error

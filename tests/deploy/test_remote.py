@@ -11,9 +11,10 @@ import torch
 
 from coterie import wire
 from coterie.data.own import OwnPopulation
+from coterie.engine.boundary import checked
 from coterie.engine.faults import Faults
 from coterie.engine.memory import DiskMemory
-from coterie.engine.orders import Order, from_text, to_text
+from coterie.engine.orders import Order, to_text
 from coterie.errors import CoterieError, Unfinished
 from coterie.experiment import builder_named
 from coterie.federation import Failure
@@ -225,7 +226,7 @@ def test_a_device_refuses_what_is_not_its_method_or_its_model(digits: OwnPopulat
     with pytest.raises(wire.WireError, match="a list where a Order belongs"):
         device.perform("[]", b"")
     with pytest.raises(wire.WireError, match="not a whole Order"):
-        from_text(Order, "{")
+        checked(Order, "{")
 
 
 def test_simulated_faults_are_the_simulators(digits: OwnPopulation) -> None:

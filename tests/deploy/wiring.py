@@ -32,6 +32,7 @@ class Here:
         self.devices, self.tamper = dict(devices), tamper
         self.absent: set[ClientId] = set()
         self.payloads: list[bytes] = []
+        self.told: list[tuple[ClientId, str]] = []
 
     def look(self) -> Mapping[ClientId, Hello]:
         return {name: device.hello for name, device in self.devices.items() if name not in self.absent}
@@ -47,6 +48,9 @@ class Here:
             except CoterieError as error:
                 answers[client] = Failure("crashed", str(error))
         return answers
+
+    def tell(self, client: ClientId, text: str) -> None:
+        self.told.append((client, text))
 
     def close(self) -> None: ...
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coterie.engine.boundary import check_name
 from coterie.errors import CoterieError
 
 _DAYS = 365
@@ -26,8 +27,7 @@ def make_certificates(folder: Path, names: Sequence[str], hosts: Sequence[str]) 
     clients/NAME/ with ca.pem, node.key (for Flower), peer.pem and peer.key (for zenoh).
     """
     for name in names:
-        if not name or Path(name).name != name or name.startswith("."):
-            raise CoterieError(f"{name!r} cannot be a client's name here: it becomes a file's; use letters and digits.")
+        check_name(name, "--names:")
         if (folder / "clients" / name).exists():
             raise CoterieError(f"{folder / 'clients' / name} is there already; choose another name, or remove it.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "ca.pem").is_file():

@@ -12,19 +12,21 @@ from flwr.serverapp import Grid
 from coterie.config import RunConfig
 from coterie.data.samples import ClientId
 from coterie.data.scenarios import SCENARIOS
-from coterie.engine.agreement import agree, subject_of
+from coterie.engine.agreement import NoMajority, agree, model_of, odd_ones, subject_of
+from coterie.engine.boundary import checked
 from coterie.engine.faults import Faults
 from coterie.engine.flower import FlowerTransport
-from coterie.engine.orders import Agreement, from_text, to_text
+from coterie.engine.orders import Agreement, Hello, to_text
 from coterie.engine.ports import check_free, check_port
-from coterie.engine.remote import LIMIT, RemoteFederation, Transport, gathered
+from coterie.engine.remote import LIMIT, Hellos, RemoteFederation, Transport, gathered
 from coterie.engine.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.errors import CoterieError
 from coterie.experiment import defaults_of
-from coterie.folder import RunFolder
+from coterie.folder import RunFolder, finished, sealed, unsealed
 from coterie.kind import Kind, check_kind
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import Nobody, Result, View, run_with
+from coterie.wire import WireError
 
 DEPLOYMENT = "deployment.json"
 
@@ -136,15 +138,15 @@ def conduct(
     watcher = view or Nobody()
     file = folder.path / DEPLOYMENT
     if file.is_file():
-        saved = json.loads(file.read_text())
-        agreement, known = from_text(Agreement, json.dumps(saved["agreement"])), saved["clients"]
+        agreement, known, inputs = _read(file)
     else:
-        first = gathered(transport, options.clients, options.patience, folder.go_on, note=watcher.note)
-        agreement, known = agree(config, first), []
-        _write(folder, agreement, [])
+        fitting = _Fitting(config, transport, watcher)
+        first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
+        agreement, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
+        _write(folder, agreement, [], inputs)
     method = agreement.build_method()
     fed = RemoteFederation(
-        method.task(agreement.build_task()),
+        method.task(agreement.build_task(model_of(config))),
         agreement,
         transport,
         known=known,
@@ -152,8 +154,9 @@ def conduct(
         limit=options.limit,
         path="clients over Flower",
         go_on=folder.go_on,
+        inputs=inputs,
         note=watcher.note,
-        on_saved=lambda _, clients: _write(folder, agreement, clients),
+        on_saved=lambda _, clients: _write(folder, agreement, clients, inputs),
     )
     return run_with(
         fed,
@@ -181,7 +184,7 @@ def _check(config: RunConfig) -> None:
 
 def _check_resumable(path: Path) -> None:
     if (path / "result.json").is_file():
-        raise CoterieError(f"The run in {path} is finished; see {path / 'report.html'}.")
+        raise finished(path)
     if not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
         raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
     check_kind(path, Kind.SERVED)
@@ -195,6 +198,45 @@ def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
     return folder
 
 
-def _write(folder: RunFolder, agreement: Agreement, clients: list[ClientId]) -> None:
-    content = {"agreement": json.loads(to_text(agreement)), "clients": clients}
-    folder.write(DEPLOYMENT, json.dumps(content, indent=1).encode())
+def _write(folder: RunFolder, agreement: Agreement, clients: list[ClientId], inputs: str) -> None:
+    content = {"agreement": json.loads(to_text(agreement)), "clients": clients, "inputs": inputs}
+    folder.write(DEPLOYMENT, sealed(content, indent=1))
+
+
+def _read(file: Path) -> tuple[Agreement, list[ClientId], str]:
+    """What the run was about when it was begun, and who has taken part."""
+    try:
+        saved = {"inputs": "", **unsealed(file.read_bytes())}  # once it was written without
+        if set(saved) != {"agreement", "clients", "inputs"}:
+            raise WireError(f"it holds {sorted(saved)}")
+        return checked(Agreement, json.dumps(saved["agreement"])), list(saved["clients"]), str(saved["inputs"])
+    except (OSError, ValueError, TypeError, WireError) as error:
+        raise CoterieError(f"{file} cannot be read ({error}); restore it, or begin with another --out.") from error
+
+
+class _Fitting:
+    """Those of the first clients whose data fit together; the others are told why they do not, each once."""
+
+    def __init__(self, config: RunConfig, transport: Transport, view: View) -> None:
+        self._config, self._transport, self._view = config, transport, view
+        self._said: set[str] = set()
+
+    def __call__(self, there: Hellos) -> dict[ClientId, Hello]:
+        """All but the odd ones; nobody as long as it is not clear which they are."""
+        try:
+            odd = odd_ones(self._config, there) if there else {}
+        except NoMajority as error:
+            if len(there) > 1:
+                self._say(f"{error} Waiting for more.")
+            return {}
+        for client, why in odd.items():
+            if self._say(f"{client} is not admitted: {why}"):
+                self._transport.tell(client, f"you are not admitted to this run: {why}")
+        return {client: hello for client, hello in there.items() if client not in odd}
+
+    def _say(self, text: str) -> bool:
+        new = text not in self._said
+        if new:
+            self._said.add(text)
+            self._view.note(text)
+        return new

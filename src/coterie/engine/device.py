@@ -14,9 +14,10 @@ from coterie.config import from_tables, read_tables
 from coterie.data.own import from_file
 from coterie.data.population import unseen_ids
 from coterie.data.samples import ClientId, Population
+from coterie.engine.boundary import blamed, check_name, checked
 from coterie.engine.jobs import Job, Letter, Setting, perform
 from coterie.engine.memory import DiskMemory
-from coterie.engine.orders import Agreement, Hello, Order, from_text
+from coterie.engine.orders import Agreement, Hello, Order
 from coterie.errors import CoterieError
 from coterie.experiment import population_of
 
@@ -38,7 +39,8 @@ class Device:
     """A client. What it answers depends on the order, its data and its memory, never on which process answers."""
 
     def __init__(self, name: ClientId, data: Population, memory: Path, model: str = "") -> None:
-        self.name, self._data, self._root, self._model = name, data, memory, model
+        self.name = check_name(name, "--name")
+        self._data, self._root, self._model = data, memory, model
         self._settings: dict[Agreement, Setting] = {}
 
     @cached_property
@@ -58,8 +60,15 @@ class Device:
         )
 
     def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> bytes:
-        """Run the client function that an order names on its message, keep what it keeps, and encode the reply."""
-        order = from_text(Order, text)
+        """Run the client function that an order names on its message, keep what it keeps, and encode the reply.
+
+        Whatever goes wrong is a `CoterieError`: an order cannot end the process that it was sent to.
+        """
+        order = checked(Order, text)
+        with blamed(f"The order {order.action!r} failed here"):
+            return self._performed(order, payload, limit)
+
+    def _performed(self, order: Order, payload: bytes, limit: int) -> bytes:
         setting = self._setting(order.agreement)
         function = getattr(setting.method, order.action, None)
         if function is None or not getattr(function, "on_client", False):
@@ -79,15 +88,10 @@ class Device:
         return self._settings[agreement]
 
     def _agreed(self, agreement: Agreement) -> Setting:
-        if ":" in agreement.model and agreement.model != self._model:
-            raise CoterieError(
-                f"The run trains the model {agreement.model}, which is a file of its server's; "
-                f"have the same file here and join with --model {agreement.model}."
-            )
         if agreement.shape != tuple(self._data.shape):
             raise CoterieError(f"The run is about inputs of shape {agreement.shape}, not {tuple(self._data.shape)}.")
         method = agreement.build_method()
-        return Setting(method, method.task(agreement.build_task()), self._data, agreement.seed)
+        return Setting(method, method.task(agreement.build_task(self._model)), self._data, agreement.seed)
 
 
 def message_type(function: Any) -> Any:

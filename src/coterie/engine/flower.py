@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +19,15 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.data.samples import ClientId
+from coterie.engine.boundary import blamed, checked
 from coterie.engine.device import Device
 from coterie.engine.flower_pieces import Inbox
-from coterie.engine.orders import HELLO, Hello, Order, from_text, to_text
+from coterie.engine.orders import HELLO, Hello, Order, to_text
 from coterie.errors import CoterieError, Unfinished
 from coterie.federation import Failure, Purpose
 from coterie.interrupts import pause
 
-GOODBYE = "goodbye"
+GOODBYE, TOLD = "goodbye", "told"
 _RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
 _REFUSED = 400  # our own error code: Flower's are below 100
 _POLL_SECONDS = 0.05
@@ -34,6 +35,8 @@ _LONGEST_POLL_SECONDS = 0.5
 _PRESENCE_SECONDS = 1.0
 _HELLO_SECONDS = 3.0
 _HELLO_LIFE = 3600.0
+_TOLD_LIFE = 60.0
+_LONGEST_TOLD = 1000
 
 
 def content_of(text: str, payload: bytes | None = None) -> RecordDict:
@@ -54,16 +57,29 @@ def opened(content: RecordDict) -> tuple[str, bytes]:
     return text, b"" if arrays is None else arrays[_BYTES].data
 
 
-def answer(device: Device, message: Message, limit: int = wire.DEFAULT_LIMIT) -> Message:
-    """What a client replies to a message; a refusal is carried as Flower's error."""
+def answer(
+    device: Device,
+    message: Message,
+    limit: int = wire.DEFAULT_LIMIT,
+    hear: Callable[[str], None] = lambda _: None,
+) -> Message:
+    """What a client replies to a message; a refusal is carried as Flower's error. No message can end the client."""
     try:
-        action = message.metadata.message_type.partition(".")[2]
-        if action in (HELLO, GOODBYE):
-            return Message(content_of(to_text(device.hello)), reply_to=message)
-        text, payload = opened(message.content)
-        return Message(content_of("", device.perform(text, payload, limit=limit)), reply_to=message)
+        with blamed("This message cannot be answered"):
+            return Message(_answered(device, message, limit, hear), reply_to=message)
     except CoterieError as error:
         return refusal(message, str(error))
+
+
+def _answered(device: Device, message: Message, limit: int, hear: Callable[[str], None]) -> RecordDict:
+    action = message.metadata.message_type.partition(".")[2]
+    if action in (HELLO, GOODBYE):
+        return content_of(to_text(device.hello))
+    text, payload = opened(message.content)
+    if action == TOLD:
+        hear(f"the server says: {text[:_LONGEST_TOLD]}")
+        return content_of("")
+    return content_of("", device.perform(text, payload, limit=limit))
 
 
 def refusal(message: Message, reason: str) -> Message:
@@ -97,6 +113,7 @@ class FlowerTransport:
         self._refused: set[int] = set()
         self._clients: dict[ClientId, _Node] = {}
         self._quiet: set[int] = set()
+        self._displaced: dict[int, ClientId] = {}
 
     def look(self) -> Mapping[ClientId, Hello]:
         """Who is there: nodes that Flower sees, that have introduced themselves and that answered when last asked."""
@@ -115,16 +132,25 @@ class FlowerTransport:
 
     def _looked(self) -> Mapping[ClientId, Hello]:
         nodes = set(self._grid.get_node_ids())
+        self._forget_all_but(nodes)
         waiting = {node for node, _ in self._greeted.values()}
-        strangers = [
-            n for n in nodes if (n not in self._known or n in self._quiet) and n not in waiting | self._refused
-        ]
+        # one whose name was taken by another is greeted again when the other is gone
+        free = {node for node, name in self._displaced.items() if name not in self._clients}
+        unsure = {n for n in nodes if n not in self._known} | self._quiet | free
+        strangers = sorted(unsure - waiting - self._refused)
         if strangers:
             pushed = self._push([(node, f"query.{HELLO}", content_of("")) for node in strangers], "", _HELLO_LIFE)
             self._greeted.update({message: (node, time.monotonic()) for node, message in pushed.items()})
         self._hear(nodes)
-        self._clients = {name: node for name, node in self._clients.items() if node.id in nodes}
         return {name: node.hello for name, node in self._clients.items() if node.id not in self._quiet}
+
+    def _forget_all_but(self, nodes: set[int]) -> None:
+        """What is known of nodes that are gone is not kept: there is no end of them, and they are greeted anew."""
+        self._clients = {name: node for name, node in self._clients.items() if node.id in nodes}
+        self._known = {node: hello for node, hello in self._known.items() if node in nodes}
+        self._displaced = {node: name for node, name in self._displaced.items() if node in nodes}
+        self._quiet &= nodes
+        self._refused &= nodes
 
     def _hear(self, nodes: set[int]) -> None:
         """Take the introductions that have come; wait a moment for those of nodes that are new."""
@@ -146,7 +172,8 @@ class FlowerTransport:
                 return  # Flower's own error: the node has gone away, and is greeted anew should it come back
             if message.has_error():
                 raise wire.WireError(message.error.reason or "no reason given")
-            hello = from_text(Hello, opened(message.content)[0])
+            with blamed("its introduction cannot be read"):
+                hello = checked(Hello, opened(message.content)[0])
             proper = hello.name if self._names is None else self._names.get(node)
             if proper != hello.name:
                 raise wire.WireError(f"it calls itself {hello.name!r}, but its key is that of {proper!r}")
@@ -155,11 +182,31 @@ class FlowerTransport:
             self._note(f"turned away a client (Flower's node {node}): {error}")
             return
         before = self._clients.get(hello.name)
-        if before is not None and before.id != node:
-            self._note(f"{hello.name} has come back")
         self._known[node] = hello
         self._quiet.discard(node)
         self._clients[hello.name] = _Node(node, hello)
+        if before is not None and before.id != node:
+            self._replace(before.id, node, hello.name)
+        elif self._displaced.pop(node, None) is not None:
+            self._note(f"the other client that called itself {hello.name} is gone; the one that was there is asked")
+            self._say(node, "the other client of your name is gone; you are asked again")
+
+    def _replace(self, before: int, node: int, name: ClientId) -> None:
+        """A client has come back before Flower misses it; or, where there are no keys, there are two of that name."""
+        self._displaced[before] = name
+        self._displaced.pop(node, None)
+        self._note(f"{name} has come back, or a second client has its name; the latest is asked")
+        self._say(before, f"another client calls itself {name}, and is asked instead of you; give each its own --name")
+        self._say(node, f"there was a client {name} already; if that is another one, give each its own --name")
+
+    def tell(self, client: ClientId, text: str) -> None:
+        """Say something to a client's user; nothing depends on whether it is heard."""
+        if client in self._clients:
+            self._say(self._clients[client].id, text)
+
+    def _say(self, node: int, text: str) -> None:
+        with suppress(httpx.HTTPError):
+            self._push([(node, f"query.{TOLD}", content_of(text[:_LONGEST_TOLD]))], "", _TOLD_LIFE)
 
     def deliver(
         self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
@@ -212,9 +259,11 @@ class FlowerTransport:
         if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
             return Failure("lost", "it gives no sign of life any more")
         if message.has_error():
-            return Failure("crashed", message.error.reason or f"Flower's error {message.error.code}")
+            reason = message.error.reason or f"Flower's error {message.error.code}"
+            return Failure("crashed", reason[:_LONGEST_TOLD])
         try:
-            return opened(message.content)[1]
+            with blamed("its reply cannot be read"):
+                return opened(message.content)[1]
         except wire.WireError as error:
             return Failure("wrong shape", str(error))
 

@@ -6,10 +6,12 @@ Flower's own SuperNode starts a fresh process for every message and runs the cod
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
@@ -45,6 +47,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from coterie.engine.boundary import reason_of
 from coterie.engine.device import Device
 from coterie.engine.flower import GOODBYE, answer, refusal
 from coterie.engine.flower_pieces import Tally, ids_of, put_together
@@ -61,6 +64,8 @@ _RETRY_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
 _LEAST_GRACE_SECONDS = 3.0
 _UNSURE = (401, 403, 404, 502, 503, 504)
+_FAST_SECONDS, _SLOW_SECONDS = 4.0, 300.0  # what Flower takes is 5 and 305; a Date has no parts of seconds
+_MOST_IN_A_ROW = 10
 
 
 class _Gone(Exception):
@@ -227,6 +232,12 @@ def _connected(server: str, security: Security, *, patient: bool) -> Session:
                 continue
             if error.response.status_code >= 500 and security.key is None:
                 raise _Gone(f"{server} answers with error {error.response.status_code}") from error
+            wrong = _clock(error.response)
+            if wrong and security.key is not None:
+                raise CoterieError(
+                    f"{server} turned this client away because this machine's clock is {wrong} the server's; "
+                    "set the clocks of both (NTP does), then join again."
+                ) from error
             how = "this key" if security.key is not None else "clients without a key"
             raise CoterieError(
                 f"{server} turned this client away: it does not accept {how} "
@@ -236,8 +247,29 @@ def _connected(server: str, security: Security, *, patient: bool) -> Session:
             raise _unreachable(server, security, error) from error
 
 
+def _clock(response: httpx.Response) -> str:
+    """How far this machine's clock is from the server's, where that is why a signature is refused (HTTP 401)."""
+    try:
+        theirs = parsedate_to_datetime(response.headers["date"])
+    except (KeyError, ValueError, TypeError):
+        return ""
+    ahead = (_now() - theirs.astimezone(datetime.UTC)).total_seconds()
+    if response.status_code != 401 or -_SLOW_SECONDS < ahead < _FAST_SECONDS:
+        return ""
+    return f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
 def _unreachable(server: str, security: Security, error: Exception) -> Exception:
     text = str(error)
+    if "not yet valid" in text or "has expired" in text:
+        return CoterieError(
+            f"The certificate of {server} is not valid by this machine's clock ({_now():%Y-%m-%d %H:%M} UTC): {text}; "
+            f"set the clock, or make new certificates with `coterie certs`."
+        )
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
         return CoterieError(
             f"{server} is not the server that the CA in {security.ca} has signed ({text}); "
@@ -251,7 +283,8 @@ def _unreachable(server: str, security: Security, error: Exception) -> Exception
 
 
 def _serve(device: Device, session: Session, limit: int, stay: bool, note: Callable[[str], None]) -> bool:
-    """Answer messages; true when the server has said goodbye."""
+    """Answer messages; true when the server has said goodbye. No message can end this client."""
+    unforeseen = 0
     while True:
         try:
             received = session.receive(limit)
@@ -260,10 +293,11 @@ def _serve(device: Device, session: Session, limit: int, stay: bool, note: Calla
                 continue
             began = time.monotonic()
             message, wrong = received
-            reply = refusal(message, wrong) if wrong else answer(device, message, limit)
+            reply = refusal(message, wrong) if wrong else answer(device, message, limit, note)
             if reply.has_error():
                 note(f"refused {message.metadata.message_type}: {reply.error.reason}")
             session.send(reply, time.monotonic() - began)
+            unforeseen = 0
             if message.metadata.message_type.endswith(f".{GOODBYE}") and not stay:
                 return True
         except httpx.HTTPStatusError as error:
@@ -274,3 +308,9 @@ def _serve(device: Device, session: Session, limit: int, stay: bool, note: Calla
             raise _Gone(f"the connection was lost ({error}); joining again") from error
         except (ObjectPullError, ObjectPushError) as error:
             note(f"a message was lost: {error}")
+        except Exception as error:
+            unforeseen += 1
+            note(f"a message could not be handled: {reason_of(error)}")
+            if unforeseen > _MOST_IN_A_ROW:
+                raise _Gone("nothing that the server sends can be handled; joining again") from error
+            pause(_RETRY_SECONDS)

@@ -1,13 +1,15 @@
 """Flower's SuperLink with a door-keeper: `python flower_link.py` takes what `flower-superlink` takes.
 
 The SuperLink answers its clients, its operators and its executors on one port, and asks only its clients who they are:
-whoever reaches the port could start a run, which is code. So all but the clients' part is for this machine alone. And
-it takes messages of any length, in pieces: the door-keeper counts them, and closes the door on a message that is longer
-than what is allowed.
+whoever reaches the port could start a run, which is code, or stop one. So all but the clients' part is for this machine
+alone and, there, for those who show the token that the run has made for itself, which other users of the machine do not
+have. And it takes messages of any length, in pieces: the door-keeper counts them, and closes the door on a message that
+is longer than what is allowed.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
@@ -20,13 +22,16 @@ from google.protobuf.message import DecodeError
 
 PARENT = "COTERIE_PARENT_PID"
 LIMIT = "COTERIE_MESSAGE_LIMIT"
-_FLEET = "/v1/fleet/"
+TOKEN = "COTERIE_OPERATORS_TOKEN"
+TOKEN_HEADER = "coterie-operator"
+_FLEET, _HEALTH = "/v1/fleet/", "/health"
 _DOORS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
 _MESSAGE, _PIECE = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _FRAMING = 1 << 20
 _LARGEST_PIECE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _FRAMING
 _UPLOADS = 1 << 16
 _LOCAL = ("localhost", "testclient")
+_MOST_LINES = 10_000
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -57,14 +62,26 @@ class Uploads:
 
 
 class DoorKeeper:
-    """Lets clients to the clients' part, this machine to the rest; refuses what is too long; says so."""
+    """Lets clients to the clients' part, the run's own server to the rest; refuses what is too long; says so."""
 
-    def __init__(self, app: App, limit: int, say: Callable[[str], None]) -> None:
-        self._app, self._limit, self._say = app, limit, say
+    def __init__(self, app: App, limit: int, say: Callable[[str], None], token: str = "") -> None:
+        self._app, self._limit, self._write, self._token = app, limit, say, token
+        self._lines = 0
         self.uploads = Uploads(limit)
+
+    def _say(self, text: str) -> None:
+        """A line of the log, in which every character can be seen; strangers cannot fill the disk with them."""
+        self._lines += 1
+        if self._lines <= _MOST_LINES:
+            self._write(ascii(text)[1:-1])
+        elif self._lines == _MOST_LINES + 1:
+            self._write("turned away: too many to write them all down")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Judge one request."""
+        if scope["type"] == "websocket":  # Flower has none
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -73,10 +90,17 @@ class DoorKeeper:
         if not path.startswith(_FLEET) and not _is_local(host):
             await self._refuse(send, 403, f"{host} asked for {path}, which is for this machine alone")
             return
+        if not path.startswith(_FLEET) and path != _HEALTH and not self._is_operator(scope):
+            await self._refuse(send, 403, f"{host} asked for {path} without the token of this run's operator")
+            return
         if path.startswith(_FLEET):
             await self._clients_part(scope, receive, send, host, path)
         else:
             await self._app(scope, receive, send)
+
+    def _is_operator(self, scope: Scope) -> bool:
+        shown = dict(scope["headers"]).get(TOKEN_HEADER.encode(), b"")
+        return not self._token or hmac.compare_digest(shown, self._token.encode())
 
     async def _clients_part(self, scope: Scope, receive: Receive, send: Send, host: str, path: str) -> None:
         body = await _read(scope, receive)
@@ -150,7 +174,8 @@ def main() -> None:
     from starlette.middleware import Middleware
 
     limit = int(os.environ.get(LIMIT, 1 << 29))
-    keeper = Middleware(DoorKeeper, limit=limit, say=lambda text: log(30, text))
+    token = os.environ.pop(TOKEN, "")
+    keeper = Middleware(DoorKeeper, limit=limit, say=lambda text: log(30, "%s", text), token=token)
     extensions.get_middleware = lambda: (keeper,)
     if PARENT in os.environ:
         start_parent_process_monitor(int(os.environ[PARENT]))

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import httpx
 from flwr.app import Array, Message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
@@ -30,9 +31,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.superlink.grid import HttpGrid
 
 from coterie import wire
+from coterie.engine.boundary import blamed
 from coterie.federation import Failure
 
 Pull = Callable[[str], bytes]
+_PIECE = f"{ArrayChunk.__qualname__} ".encode()
 FRAMING = 1 << 20
 """What a message may have beside our payload: Flower's objects around it and the text of an order."""
 
@@ -67,12 +70,10 @@ def ids_of(tree: ObjectTree) -> list[str]:
 
 def put_together(message_id: str, contents: dict[str, bytes], limit: int) -> Message:
     """The message that these objects make, unless it is too long or none."""
-    try:
+    with blamed("This is not a whole message of Flower's"):
         if sum(_length(content, contents) for content in contents.values()) > limit + FRAMING:
             raise TooLong(limit)
         message = inflate_object_from_contents(message_id, contents)
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise wire.WireError(f"This is not a whole message of Flower's: {error}.") from error
     if not isinstance(message, Message):
         raise wire.WireError(f"This is a {type(message).__name__} of Flower's and no message.")
     message.metadata.__dict__["_message_id"] = message_id
@@ -80,7 +81,14 @@ def put_together(message_id: str, contents: dict[str, bytes], limit: int) -> Mes
 
 
 def _length(content: bytes, contents: Mapping[str, bytes]) -> int:
-    """The length of an array once its pieces are joined; other objects do not grow."""
+    """The length of an array once its pieces are joined; other objects do not grow, and are short before any is parsed.
+
+    Only the pieces of arrays are long, and nothing of them is parsed.
+    """
+    if len(content) > FRAMING and not content.startswith(_PIECE):
+        raise wire.WireError(f"A message of Flower's has an object of {len(content)} bytes, more than {FRAMING}.")
+    if content.find(b"\0", 0, FRAMING) < 0:
+        raise wire.WireError("An object of Flower's has no end of its head.")
     kind, children, _ = get_object_head_values_from_object_content(content)
     if kind != Array.__qualname__:
         return 0

@@ -21,6 +21,7 @@ from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
 
 _HOW = ec.ECDSA(hashes.SHA256())
+_LONGEST = 1 << 16
 
 
 class Impostor(CoterieError):
@@ -57,11 +58,13 @@ class Identity:
 
     def meet(self, name: ClientId, about: str, data: bytes, introduction: bytes) -> None:
         """Believe an introduction, and know this peer from now on."""
+        if len(introduction) > _LONGEST:
+            raise Impostor(f"it shows a certificate of {len(introduction)} bytes, more than {_LONGEST}")
         try:
             shown = json.loads(introduction)
             certificate = x509.load_pem_x509_certificate(shown["certificate"].encode())
             signature = bytes.fromhex(shown["signature"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Impostor(f"it shows no certificate ({error})") from error
         self._check(certificate)
         if _name_of(certificate) != name:
@@ -74,8 +77,11 @@ class Identity:
 
     def _check(self, certificate: x509.Certificate) -> None:
         now = datetime.datetime.now(datetime.UTC)
-        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise Impostor("its certificate is not valid now")
+        early = (certificate.not_valid_before_utc - now).total_seconds()
+        late = (now - certificate.not_valid_after_utc).total_seconds()
+        if early > 0 or late > 0:
+            by = f"for another {early:.0f} s" if early > 0 else f"since {late:.0f} s"
+            raise Impostor(f"its certificate is not valid now ({by}, by our clock {now:%Y-%m-%d %H:%M} UTC)")
         for authority in self._authorities:
             try:
                 certificate.verify_directly_issued_by(authority)

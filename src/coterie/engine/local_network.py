@@ -16,6 +16,7 @@ from coterie.clustering.communities import communities
 from coterie.config import RunConfig, from_tables, read_tables
 from coterie.data.samples import ClientId
 from coterie.engine.agreement import subject_of
+from coterie.engine.boundary import check_name
 from coterie.engine.peering import PeerOptions, peer_method
 from coterie.engine.peers import Pace, PeerState
 from coterie.engine.ports import check_free
@@ -55,7 +56,7 @@ def run_local(
     PeerOptions(number, pace=Pace(not free, seconds))
     for index in range(number):
         check_free("127.0.0.1", port + index, "--port")
-    names = known[:number]
+    names = [check_name(name, "The client") for name in known[:number]]
     folder = RunFolder.create(out, config.to_toml(), Kind.NETWORK)
     with _starting(folder, names):
         _run(config, config_file, names, out, port, free=free, tls=tls, seconds=seconds, note=note)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -12,10 +14,11 @@ from coterie.config import RunConfig
 from coterie.data.samples import ClientId
 from coterie.data.scenarios import SCENARIOS
 from coterie.engine.address import Address
-from coterie.engine.agreement import agree, subject_of
+from coterie.engine.agreement import NoMajority, agree, model_of, odd_ones, subject_of
+from coterie.engine.boundary import check_name, checked
 from coterie.engine.device import Device, client_data
 from coterie.engine.faults import Faults
-from coterie.engine.orders import Agreement, from_text, to_text
+from coterie.engine.orders import Agreement, Hello, to_text
 from coterie.engine.peers import Deployed, Pace, PeerFederation
 from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
@@ -55,6 +58,7 @@ def run_peer(
 ) -> Result:
     """Be one peer of a network until its rounds are over; a folder that is there already is gone on with."""
     watcher = view or Nobody()
+    check_name(name, "--name")
     wanted = peer_method(config)
     population = client_data(data, name)
     device = Device(name, population, out)
@@ -70,14 +74,12 @@ def run_peer(
         swarm.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
         everyone = swarm.wait_for(options.peers, options.patience)
-        agreement = _agreement(config, swarm, everyone)
+        agreement = _agreement(config, swarm, everyone, device.hello, watcher.note)
         swarm.agree(to_text(agreement))
         swarm.look_up_progress()
-        if agreement.shape != device.hello.shape:
-            raise CoterieError(f"The network is about inputs of shape {agreement.shape}, not {device.hello.shape}.")
         fed = PeerFederation(
             name,
-            agreement.build_task(),
+            agreement.build_task(model_of(config)),
             population,
             config.seed,
             swarm,
@@ -120,12 +122,52 @@ def peer_method(config: RunConfig) -> PeerMethod[object]:
     return method
 
 
-def _agreement(config: RunConfig, swarm: Swarm, everyone: set[ClientId]) -> Agreement:
-    """That of the network where there is one already, else what all who are there come to by themselves."""
-    for text in swarm.ask("agreement", sorted(everyone - {swarm.name})).values():
-        return from_text(Agreement, text)
-    hellos = swarm.hellos(sorted(everyone))
+def _agreement(
+    config: RunConfig, swarm: Swarm, everyone: set[ClientId], own: Hello, note: Callable[[str], None]
+) -> Agreement:
+    """What this peer's own configuration says, with the classes and the normalisation of the network.
+
+    Where there is a network already, they are those that most of its peers tell; else all who are there come to them by
+    themselves. Nothing else is taken from others, and a model that is code is never theirs.
+    """
+    hellos = {**swarm.hellos(sorted(everyone - {swarm.name})), swarm.name: own}
+    told = _told(config, swarm, sorted(everyone - {swarm.name}), note)
+    if told is not None:
+        if told.shape != own.shape:
+            raise CoterieError(f"The network is about inputs of shape {told.shape}, not {own.shape}.")
+        if own.classes > told.classes:
+            raise CoterieError(f"The network is about {told.classes} classes, and these data have {own.classes}.")
+        mine = agree(config, {swarm.name: own})
+        return replace(mine, run=network_of(config), classes=told.classes, normalise=told.normalise)
+    try:
+        odd = odd_ones(config, hellos)
+    except NoMajority as error:
+        raise CoterieError(f"{error} Bring all to one, or start more peers.") from error
+    if swarm.name in odd:
+        raise CoterieError(f"This peer does not fit the others: {odd[swarm.name]}.")
+    for name, why in odd.items():
+        note(f"{name} is not counted: {why}")
     return replace(agree(config, hellos), run=network_of(config))
+
+
+def _told(config: RunConfig, swarm: Swarm, others: list[ClientId], note: Callable[[str], None]) -> Agreement | None:
+    """What most of the others say that the run is about, of those whose word fits our own configuration."""
+    said: list[Agreement] = []
+    for name, text in swarm.ask("agreement", others).items():
+        try:
+            agreement = checked(Agreement, text)
+            if (agreement.method, agreement.model) != (config.method, model_of(config)):
+                raise CoterieError(f"it is about {agreement.method} and the model {agreement.model}")
+            said.append(agreement)
+        except CoterieError as error:
+            note(f"what {name} says of the run is not believed: {error}")
+    if not said:
+        return None
+    votes = Counter((agreement.shape, agreement.classes, agreement.normalise) for agreement in said)
+    most = max(votes.values())
+    # of as many, one that does not depend on who answered first
+    usual = min((form for form, number in votes.items() if number == most), key=repr)
+    return next(a for a in said if (a.shape, a.classes, a.normalise) == usual)
 
 
 def _linger(swarm: Swarm, rounds: int, pace: Pace) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 from coterie import wire
 from coterie.cohort import Cohort, Memory, evaluate
 from coterie.data.samples import ClientId, Population
+from coterie.engine.boundary import blamed
 from coterie.engine.network import members, peer_key, peer_keys
 from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
@@ -76,7 +78,8 @@ class Deployed(RoundMethod[PeerState]):
     def step(self, state: PeerState, fed: Federation) -> tuple[PeerState, Log]:
         """Train, offer the result, ask others, update. One who is behind the others skips what they have done."""
         swarm, method, c = self.swarm, self.method, _cohort(fed)
-        if self.pace.lock_step and max(swarm.progress().values(), default=-1) > fed.round:
+        # one that says it is far ahead does not make everybody skip: most of them must be
+        if self.pace.lock_step and median_high([*swarm.progress().values()] or [-1]) > fed.round:
             swarm.announce(fed.round)
             return state, {"skipped": 1}
         trained = method.train(c, state.model)
@@ -141,8 +144,9 @@ class Deployed(RoundMethod[PeerState]):
                 fed.refuse(names[key], "it did not answer")
                 continue
             try:
-                _check_layout(data, fed.task.template, self.swarm.limit)
-                answers[key] = _with_axis(wire.decode(data, Answers, limit=self.swarm.limit))
+                with blamed("its answer cannot be read"):
+                    _check_layout(data, fed.task.template, self.swarm.limit)
+                    answers[key] = _with_axis(wire.decode(data, Answers, limit=self.swarm.limit))
             except wire.WireError as error:
                 fed.refuse(names[key], str(error))
         return answers

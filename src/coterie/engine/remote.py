@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections import Counter
@@ -15,9 +14,9 @@ from torch import Tensor
 from coterie import wire
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
-from coterie.engine.device import reply_type
 from coterie.engine.jobs import Letter
 from coterie.engine.orders import Agreement, Hello, Order
+from coterie.engine.replies import Expected
 from coterie.errors import CoterieError, Unfinished
 from coterie.federation import Engine, Failure, Ledger, Purpose, Question, Replies, check_reply
 from coterie.interrupts import pause
@@ -27,8 +26,10 @@ P = TypeVar("P")
 R = TypeVar("R")
 LIMIT = 1 << 29
 """No message may be longer than this many bytes unless the user says so."""
-_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32"}
 _LOOK_SECONDS = 0.2
+_OFFENCES = 2
+_BREAK = 4
+_LONGEST_BREAK = 256
 
 
 class Transport(Protocol):
@@ -42,8 +43,14 @@ class Transport(Protocol):
     ) -> dict[ClientId, bytes | Failure]:
         """Send one message to each client and wait, but not for ever, for what they answer."""
 
+    def tell(self, client: ClientId, text: str) -> None:
+        """Say something to a client's user; nothing depends on whether it is heard."""
+
     def close(self) -> None:
         """Let the connection go."""
+
+
+Hellos = Mapping[ClientId, Hello]
 
 
 def gathered(
@@ -51,14 +58,14 @@ def gathered(
     least: int,
     patience: float,
     go_on: str,
-    fits: Callable[[ClientId, Hello], bool] = lambda _, __: True,
+    fitting: Callable[[Hellos], Hellos] = lambda there: there,
     note: Callable[[str], None] = lambda _: None,
 ) -> dict[ClientId, Hello]:
-    """Those who are there, once there are enough of them."""
+    """Those who are there and fit, once there are enough of them."""
     until = time.monotonic() + patience
     seen: set[ClientId] = set()
     while True:
-        there = {client: hello for client, hello in transport.look().items() if fits(client, hello)}
+        there = dict(fitting(transport.look()))
         for client in sorted(set(there) - seen):
             seen.add(client)
             note(f"{client} is there ({len(seen)} of {least})")
@@ -87,6 +94,7 @@ class RemoteFederation(Engine):
         limit: int = LIMIT,
         path: str = "deployment",
         go_on: str = "coterie serve --resume",
+        inputs: str = "",
         note: Callable[[str], None] = lambda _: None,
         on_saved: Callable[[int, list[ClientId]], None] = lambda _, __: None,
     ) -> None:
@@ -96,13 +104,15 @@ class RemoteFederation(Engine):
         self.failures: list[tuple[int, ClientId, Failure]] = []
         self.memory: dict[ClientId, Memory] = {}
         self._transport, self._limit = transport, limit
-        self._least, self._patience, self._go_on = least, patience, go_on
+        self._least, self._patience, self._go_on, self._inputs = least, patience, go_on, inputs
         self._note, self._on_saved = note, on_saved
         self._known, self._session = set(known), secrets.token_hex(8)
         self._prepared, self._safe = False, 0
         self._silent: set[ClientId] = set()
         self._refused: set[ClientId] = set()
         self._said: set[tuple[ClientId, str]] = set()
+        self._offences = Counter[ClientId]()
+        self._breaks: dict[ClientId, int] = {}
         self._present: tuple[ClientId, ...] = ()
         self._gather()
         self._known |= set() if known else set(self._present)
@@ -135,20 +145,46 @@ class RemoteFederation(Engine):
 
     def _gather(self) -> None:
         """Wait until there are enough clients to go on with."""
-        there = gathered(self._transport, self._least, self._patience, self._go_on, self._fits)
+        there = gathered(self._transport, self._least, self._patience, self._go_on, self._fitting)
         self._present = tuple(sorted(there))
+
+    def _fitting(self, there: Hellos) -> Hellos:
+        """Clients whose data are what the run is about, and that are not on a break."""
+        return {
+            client: hello
+            for client, hello in there.items()
+            if self._breaks.get(client, 0) <= self.round and self._fits(client, hello)
+        }
 
     def _fits(self, client: ClientId, hello: Hello) -> bool:
         agreed = self.agreement
-        if hello.shape == agreed.shape and hello.classes <= agreed.classes:
+        alike = hello.inputs == (self._inputs or hello.inputs)
+        if hello.shape == agreed.shape and hello.classes <= agreed.classes and alike:
             return True
         if client not in self._refused:
             self._refused.add(client)
-            self._note(
-                f"{client} is not admitted: it has inputs of shape {hello.shape} in {hello.classes} classes, the run "
-                f"is about {agreed.shape} in {agreed.classes}"
+            why = (
+                f"it has {hello.inputs if self._inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
+                f"classes, the run is about {self._inputs or 'inputs'} of shape {agreed.shape} in {agreed.classes}"
             )
+            self._note(f"{client} is not admitted: {why}")
+            self._transport.tell(client, f"you are not admitted to this run: {why}")
         return False
+
+    def _judge(self, failed: Mapping[ClientId, Failure]) -> None:
+        """Who breaks the rules twice is not asked for a while: 4 rounds, then 8, up to 256."""
+        for client, failure in failed.items():
+            if failure.kind not in ("wrong shape", "too large"):
+                continue
+            self._offences[client] += 1
+            if self._offences[client] < _OFFENCES:
+                continue
+            length = min(_BREAK << min(self._offences[client] - _OFFENCES, 30), _LONGEST_BREAK)
+            self._breaks[client] = self.round + 1 + length
+            self._silent.add(client)
+            text = f"not asked for {length} rounds, after {self._offences[client]} replies against the rules"
+            self._note(f"{client} is {text}")
+            self._transport.tell(client, f"you are {text}; the last: {failure.reason}")
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """Nobody knows the true groups of real clients."""
@@ -180,9 +216,10 @@ class RemoteFederation(Engine):
         failed = {client: answer for client, answer in answers.items() if isinstance(answer, Failure)}
         # whoever does not answer is not waited for a second time in this round
         self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
-        replies: Replies[R] = self._accept(question.function, asked, answers, failed)
+        replies: Replies[R] = self._accept(question, asked, answers, failed)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         self._tell(replies.failed)
+        self._judge(replies.failed)
         lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(asked)}
         return Replies(replies.ids, replies.value, {**replies.failed, **lost})
 
@@ -197,27 +234,25 @@ class RemoteFederation(Engine):
 
     def _accept(
         self,
-        function: Any,
+        question: Question[Any, Any],
         ids: Sequence[ClientId],
         answers: Mapping[ClientId, bytes | Failure],
         failed: dict[ClientId, Failure],
     ) -> Replies[Any]:
         """Open the replies that have the right form, stack them, refuse the bad ones by name."""
+        expected = Expected(question, self.task.template, self._limit)
         letters: dict[ClientId, Letter] = {}
         for client in ids:
             answer = answers.get(client)
             if not isinstance(answer, bytes):
                 failed.setdefault(client, Failure("lost", "it did not answer"))
                 continue
-            wrong = self._malformed(answer)
-            if wrong is not None:
-                failed[client] = wrong
-                continue
-            try:
-                letters[client] = Letter.of(wire.decode(answer, reply_type(function), limit=self._limit))
-            except wire.WireError as error:
-                failed[client] = Failure("wrong shape", str(error))
-        letters = _alike(letters, failed)
+            opened = expected.opened(answer)
+            if isinstance(opened, Failure):
+                failed[client] = opened
+            else:
+                letters[client] = opened
+        letters = expected.alike(letters, failed)
         if not letters:
             return Replies((), None, failed)
         names, first = list(letters), next(iter(letters.values()))
@@ -230,24 +265,6 @@ class RemoteFederation(Engine):
             stacked = {path: tensor[torch.tensor(good)] for path, tensor in stacked.items()}
         value = wire.unpack(first.kind, first.skeleton, stacked)
         return Replies(tuple(names[index] for index in good), value, failed)
-
-    def _malformed(self, answer: bytes) -> Failure | None:
-        """What is wrong with the form of a reply, judged by its header alone."""
-        if len(answer) > self._limit:
-            return Failure("too large", f"its reply has {len(answer)} bytes, more than the {self._limit} allowed")
-        try:
-            layout = wire.layout_of(answer, limit=self._limit)
-        except (wire.WireError, KeyError, TypeError) as error:
-            return Failure("wrong shape", str(error))
-        for path, (dtype, shape) in layout.items():
-            wanted = self.task.template.get(path.split("/", 1)[-1]) if "/" in path else None
-            if wanted is not None and (shape != tuple(wanted.shape) or dtype != _DTYPES.get(wanted.dtype, dtype)):
-                return Failure(
-                    "wrong shape",
-                    f"{path} is {dtype} of shape {shape} instead of {_DTYPES.get(wanted.dtype)} of "
-                    f"{tuple(wanted.shape)}",
-                )
-        return None
 
     def note(self, text: str) -> None:
         """Tell whoever watches the run."""
@@ -287,20 +304,3 @@ def _payloads(question: Question[Any, Any]) -> dict[ClientId, bytes]:
             encodings[row] = wire.encode(letter.row(row).open())
         payloads[client] = encodings[row]
     return payloads
-
-
-def _alike(letters: dict[ClientId, Letter], failed: dict[ClientId, Failure]) -> dict[ClientId, Letter]:
-    """The replies whose form most clients agree on; the others are refused."""
-    forms = {client: _form(letter) for client, letter in letters.items()}
-    if len(set(forms.values())) <= 1:
-        return letters
-    usual, _ = Counter(forms.values()).most_common(1)[0]
-    for client, form in forms.items():
-        if form != usual:
-            failed[client] = Failure("wrong shape", "its reply has another form than those of the other clients")
-    return {client: letter for client, letter in letters.items() if forms[client] == usual}
-
-
-def _form(letter: Letter) -> str:
-    tensors = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in letter.tensors.items())
-    return json.dumps([letter.skeleton, tensors])

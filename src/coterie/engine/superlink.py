@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
@@ -25,6 +27,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -34,6 +37,7 @@ from coterie.engine import flower_link
 from coterie.errors import CoterieError, Unfinished
 from coterie.interrupts import pause
 
+C = TypeVar("C", bound=ProtobufClient)
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -75,9 +79,20 @@ class SuperLink:
     """A SuperLink that can be reached at `address` of this machine."""
 
     def __init__(
-        self, address: str, ca: Path | None, process: subprocess.Popen[bytes] | None, log: Path | None
+        self,
+        address: str,
+        ca: Path | None,
+        process: subprocess.Popen[bytes] | None,
+        log: Path | None,
+        token: str = "",
     ) -> None:
-        self.address, self.ca, self._process, self._log = address, ca, process, log
+        self.address, self.ca, self._process, self._log, self._token = address, ca, process, log, token
+
+    def _as_operator(self, client: C) -> C:
+        """Have a client show the token of the run (see `flower_link`) with every call."""
+        if self._token:
+            client._client.headers[flower_link.TOKEN_HEADER] = self._token
+        return client
 
     @property
     def _root(self) -> bytes | None:
@@ -90,9 +105,10 @@ class SuperLink:
 
     def control(self) -> ControlHttpClient:
         """Its operators' part."""
-        return ControlHttpClient.from_server_address(
+        made = ControlHttpClient.from_server_address(
             self.address, self.ca is None, self._root, [RuntimeVersionHttpInterceptor(component_name="flwr")]
         )
+        return self._as_operator(made)
 
     def register(self, keys: Mapping[ClientId, Path]) -> dict[int, ClientId]:
         """Have it accept these clients; returned are their nodes."""
@@ -113,7 +129,7 @@ class SuperLink:
         token = self._acquire(run)
         grid = HttpGrid(self.address, self.ca is None, self._root, token=token)
         grid._retry_invoker.max_time = _SILENCE_SECONDS  # Flower would try for ever
-        client = grid._runtime_client
+        client = self._as_operator(grid._runtime_client)
         heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
         heart.start()
         status = SubStatus.FAILED
@@ -145,9 +161,10 @@ class SuperLink:
 
     def _acquire(self, run: int) -> str:
         """Take the run's server part, before any executor of the SuperLink's does."""
-        client = RuntimeHttpClient.from_server_address(
+        made = RuntimeHttpClient.from_server_address(
             self.address, self.ca is None, self._root, [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
         )
+        client = self._as_operator(made)
         until = time.monotonic() + _TASK_SECONDS
         with client:
             while time.monotonic() < until:
@@ -175,14 +192,16 @@ def own_superlink(host: str, port: int, security: ServerSecurity | None, log: Pa
         command += ["--ssl-ca-certfile", str(security.ca), "--ssl-certfile", str(security.certificate)]
         command += ["--ssl-keyfile", str(security.key)]
         command += ["--enable-supernode-auth"] if security.clients else []
+    token = secrets.token_hex(32)  # in the memory of two processes of one user, and nowhere else
     environment = {**os.environ, **QUIET, flower_link.PARENT: str(os.getpid()), flower_link.LIMIT: str(limit)}
+    environment[flower_link.TOKEN] = token
     with open(log, "ab") as file:
         # a session of its own: Ctrl-C is for the run, which then lets the SuperLink go
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
     ca = None if security is None else security.ca
-    link = SuperLink(f"{_near(host)}:{port}", ca, process, log)
+    link = SuperLink(f"{_near(host)}:{port}", ca, process, log, token)
     try:
         _await(link, process, log, port)
         yield link

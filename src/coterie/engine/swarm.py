@@ -20,17 +20,20 @@ import zenoh
 
 from coterie.data.samples import ClientId
 from coterie.engine.address import Address
+from coterie.engine.boundary import LATEST, blamed, checked, whole_number
 from coterie.engine.identity import Impostor
-from coterie.engine.orders import Hello, from_text, to_text
+from coterie.engine.orders import Hello, to_text
+from coterie.engine.presence import Presence
 from coterie.errors import CoterieError, Unfinished
 from coterie.interrupts import pause
-from coterie.wire import WireError
 
 _LOOK_SECONDS = 0.05
 _SETTLE_SECONDS = 0.5
 _CONNECT_SECONDS = 3.0
 _QUESTION_SECONDS = 3.0
 _HISTORY = 64  # answers of so many rounds are kept for peers that are behind
+_MOST_WAITING = 4096
+_LONGEST_WAIT = 3_600_000  # milliseconds
 
 
 class Swarm:
@@ -51,13 +54,9 @@ class Swarm:
         self.sent = self.received = 0
         self._root = f"coterie/{quote(network, safe='')}"
         self._lock = threading.Lock()
-        self._alive: set[ClientId] = set()
-        self._claimed: set[ClientId] = set()
-        self._early: dict[ClientId, tuple[bytes, bytes]] = {}
-        self._stamps: dict[ClientId, int] = {}
-        self._turned_away: set[tuple[ClientId, str]] = set()
+        self._presence = Presence(name, note)
+        self.others, self.progress = self._presence.others, self._presence.progress
         self._news, self._closed = threading.Event(), threading.Event()
-        self._progress: dict[ClientId, int] = {}
         self._own_progress = -1
         self._answers: dict[int, Mapping[bool, bytes]] = {}
         self._waiting: list[tuple[int, bool, Any, float]] = []
@@ -69,8 +68,10 @@ class Swarm:
             raise CoterieError(f"Cannot listen at {address.listen}: {error}; choose another --listen.") from error
         self._declared: list[Any] = []
         self._declared += [
-            self._session.liveliness().declare_subscriber(f"{self._root}/alive/*", self._on_life, history=True),
-            self._session.declare_subscriber(f"{self._root}/progress/*", self._on_progress),
+            self._session.liveliness().declare_subscriber(
+                f"{self._root}/alive/*", self._safely(self._on_life), history=True
+            ),
+            self._session.declare_subscriber(f"{self._root}/progress/*", self._safely(self._on_progress)),
         ]
         if self._identity is not None:
             threading.Thread(target=self._meet_newcomers, daemon=True).start()
@@ -87,45 +88,41 @@ class Swarm:
         if taken and (self._identity is None or self.ask("hello", [self.name])):
             raise CoterieError(f"There is a peer {self.name!r} in this network already; choose another --name.")
         self._declared += [
-            self._session.declare_queryable(f"{self._root}/told/{own}", self._on_question),
-            self._session.declare_queryable(f"{self._root}/model/{own}", self._on_request),
+            self._session.declare_queryable(f"{self._root}/told/{own}", self._safely(self._on_question)),
+            self._session.declare_queryable(f"{self._root}/model/{own}", self._safely(self._on_request)),
             self._session.liveliness().declare_token(f"{self._root}/alive/{own}"),
         ]
+
+    def _safely(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
+        """A handler that nothing which arrives can make fail: what it raises is the sender's failure, and is said."""
+
+        def handle(arrived: Any) -> None:
+            try:
+                with blamed("what it sends cannot be handled"):
+                    handler(arrived)
+            except CoterieError as error:
+                self._presence.turn_away(str(arrived.key_expr).rsplit("/", 1)[-1][:80], str(error))
+
+        return handle
 
     def _on_life(self, sample: Any) -> None:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
         if sample.kind == zenoh.SampleKind.PUT:
-            with self._lock:
-                self._claimed.add(name)
-            if self._identity is None:
-                self._admit(name)
-        else:
-            with self._lock:
-                gone = name in self._alive
-                self._claimed.discard(name)
-                self._alive.discard(name)
-            if gone and name != self.name and not self._closed.is_set():
-                self._note(f"{name} has left")
+            if self._presence.claim(name) and self._identity is None:
+                self._presence.admit(name)
+        elif self._presence.leave(name) and not self._closed.is_set():
+            self._note(f"{name} has left")
         self._news.set()
-
-    def _admit(self, name: ClientId) -> None:
-        with self._lock:
-            new = name in self._claimed and name not in self._alive
-            self._alive |= {name} & self._claimed  # it may have left again
-        if new and name != self.name:
-            self._note(f"{name} is there")
 
     def _meet_newcomers(self) -> None:
         """Have whoever turns up show that its name is its own; who does not answer is asked again after a while."""
         while not self._closed.is_set():
             self._news.wait(_QUESTION_SECONDS)
             self._news.clear()
-            with self._lock:
-                new = sorted(self._claimed - self._alive - {self.name})
+            new = self._presence.strangers()
             for name in self.ask("hello", new) if new and not self._closed.is_set() else ():
-                self._admit(name)
-                with self._lock:
-                    early = self._early.pop(name, None)
+                self._presence.admit(name)
+                early = self._presence.held(name)
                 if early is not None:
                     self._take_progress(name, *early)
 
@@ -135,33 +132,18 @@ class Swarm:
             return
         text = sample.payload.to_bytes()
         signature = b"" if sample.attachment is None else sample.attachment.to_bytes()
-        with self._lock:
-            stranger = self._identity is not None and name not in self._alive
-            if stranger and name in self._claimed:
-                self._early[name] = (text, signature)  # believed, or not, when it has introduced itself
-        if not stranger:
+        # believed, or not, when it has introduced itself
+        if self._identity is None or not self._presence.hold(name, text, signature):
             self._take_progress(name, text, signature)
 
     def _take_progress(self, name: ClientId, text: bytes, signature: bytes) -> None:
         try:
-            progress, stamp = map(int, text.split(b";"))
             if self._identity is not None:
                 self._identity.check(name, f"{self._root}/progress/{quote(name, safe='')}", text, signature)
-        except ValueError:
-            return
         except Impostor as error:
-            self._turn_away(name, str(error))
+            self._presence.turn_away(name, str(error))
             return
-        with self._lock:
-            if stamp > self._stamps.get(name, 0):  # what is heard again is old
-                self._stamps[name], self._progress[name] = stamp, progress
-
-    def _turn_away(self, name: ClientId, why: str) -> None:
-        with self._lock:
-            known = (name, why) in self._turned_away
-            self._turned_away.add((name, why))
-        if not known:
-            self._note(f"turned away a peer that calls itself {name!r}: {why}")
+        self._presence.take_progress(name, text)
 
     def _on_question(self, query: Any) -> None:
         what = str(query.parameters).partition(";")[0]
@@ -175,17 +157,17 @@ class Swarm:
 
     def _on_request(self, query: Any) -> None:
         """Somebody asks for our model of a round; if we are not there yet, it is answered when we are."""
-        try:
-            when, start, patience, _ = str(query.parameters).split(";")
-            number, told, until = int(when), start == "1", time.monotonic() + int(patience) / 1000
-        except ValueError:
+        when, start, patience, _ = [*str(query.parameters).split(";", 4), "", "", "", ""][:4]
+        number, wait = whole_number(when, 0, LATEST), whole_number(patience, 0, _LONGEST_WAIT)
+        if number is None or wait is None:
             query.drop()
             return
+        told, until = start == "1", time.monotonic() + wait / 1000
         with self._lock:
             latest = max(self._answers, default=None)
             at = latest if self._latest_is_fine and latest is not None else number
             answer = self._answers.get(at, {}).get(told)
-            if answer is None and at > self._own_progress:
+            if answer is None and at > self._own_progress and len(self._waiting) < _MOST_WAITING:
                 self._waiting.append((number, told, query, until))
                 return
         if answer is not None:
@@ -231,11 +213,6 @@ class Swarm:
         """What the run is about, for those who come later."""
         self._texts["agreement"] = text
 
-    def others(self) -> set[ClientId]:
-        """Who else is there now."""
-        with self._lock:
-            return self._alive - {self.name}
-
     def wait_for(self, number: int, seconds: float) -> set[ClientId]:
         """All peers, oneself included, once there are so many of them."""
         until = time.monotonic() + seconds
@@ -259,22 +236,18 @@ class Swarm:
         said: dict[ClientId, Hello] = {}
         for name, text in self.ask("hello", names).items():
             try:
-                said[name] = from_text(Hello, text)
-            except WireError:
-                continue
+                said[name] = checked(Hello, text)
+                if said[name].name != name:
+                    raise CoterieError(f"it says that it is {said[name].name}")
+            except CoterieError as error:
+                said.pop(name, None)
+                self._presence.turn_away(name, str(error))
         return said
 
     def look_up_progress(self) -> None:
         """How far everybody is, for one who has just come."""
         for name, text in self.ask("progress", sorted(self.others())).items():
-            if text.lstrip("-").isdigit():
-                with self._lock:
-                    self._progress[name] = max(int(text), self._progress.get(name, -1))
-
-    def progress(self) -> dict[ClientId, int]:
-        """How far the others that are there have come, as far as is known."""
-        with self._lock:
-            return {name: self._progress.get(name, -1) for name in self._alive if name != self.name}
+            self._presence.look_up(name, text)
 
     def fetch(self, round: int, names: Sequence[ClientId], *, start: bool, seconds: float) -> dict[ClientId, bytes]:
         """The models of these peers, of those that answer in time."""
@@ -302,10 +275,11 @@ class Swarm:
                 if reply.ok is None:
                     return
                 try:
-                    found.setdefault(name, self._believed(name, about, reply.ok, introduced))
+                    with blamed("its answer cannot be read"):
+                        found.setdefault(name, self._believed(name, about, reply.ok, introduced))
                     end(about)  # whoever else uses this name need not be waited for
-                except Impostor as error:
-                    self._turn_away(name, str(error))
+                except CoterieError as error:
+                    self._presence.turn_away(name, str(error))
 
             return take
 

@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie.terminal import harmless
+
 from .fitted import FILE_WIDTH, Cell, fitted_table
 from .text import UNKNOWN, duration, human_bytes, method_title, number, percent, percent_spread, score
 from .words import run_headline
@@ -51,9 +53,10 @@ class _View(ABC):
             self._live = None
 
     def note(self, text: str) -> None:
-        """Something worth a line: a restarted pool, a method's remark."""
-        self._notes.append(text)
-        self._say(text)
+        """Something worth a line: a restarted pool, a method's remark, what a client far away has said."""
+        line = harmless(text)
+        self._notes.append(line)
+        self._say(line)
 
     def _say(self, text: str) -> None:
         """A line for a log; a terminal shows the table instead."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from coterie.engine.boundary import place
 from coterie.engine.device import Device, client_data
 from coterie.engine.flower import answer
 
@@ -18,7 +19,7 @@ class DeviceApp(ClientApp):
         """One message, one reply."""
         own = context.node_config
         name = str(own["name"])
-        memory = Path(str(own.get("memory", Path(".coterie") / name)))
+        memory = Path(str(own.get("memory", place(Path(".coterie"), name))))
         device = Device(name, client_data(Path(str(own["data"])), name), memory, str(own.get("model", "")))
         return answer(device, message)
 

@@ -1,0 +1,203 @@
+"""Real processes that are attacked: a server by its clients and by other users of its machine, a peer by a peer."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from coterie.config import from_tables, read_tables
+from coterie.data.own import OwnPopulation
+from coterie.data.samples import Population
+from coterie.engine.address import Address
+from coterie.engine.agreement import agree
+from coterie.engine.device import Device, client_data
+from coterie.engine.flower_client import Security, join
+from coterie.engine.orders import to_text
+from coterie.engine.peering import network_of
+from coterie.engine.swarm import Swarm
+
+from .processes import LONG, Command, free_port, until
+
+RUN = """
+method = "{method}"
+rounds = 100000
+checkpoint_seconds = 0.5
+model = "digits-mlp"
+[scenario]
+name = "rotated-digits"
+clients = 6
+groups = 2
+samples = 12
+test_samples = 10
+[settings]
+epochs = 1
+"""
+
+
+class Attacker(Device):
+    """A client that introduces itself as it likes."""
+
+    def __init__(self, folder: Path, **said: Any) -> None:
+        name = "0"
+        super().__init__(name, client_data(folder / "run.toml", name), folder / "attacker")
+        self.__dict__["hello"] = {**asdict(self.hello), "name": "attacker", **said}
+
+
+class Guest(threading.Thread):
+    """A client in a thread of this process; it leaves when it is told to, by losing its connection."""
+
+    def __init__(self, device: Device, address: str) -> None:
+        super().__init__(daemon=True)
+        self.heard: list[str] = []
+        self._device, self._address = device, address
+        self.start()
+
+    def run(self) -> None:
+        join(self._device, self._address, Security(), wait=LONG, limit=1 << 20, note=self.heard.append)
+
+    def hears(self, what: str) -> None:
+        until(lambda: any(what in line for line in self.heard), f"{what!r} among {self.heard}")
+
+
+class House:
+    """A server without keys, two honest clients, and whoever else comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.started: list[Command] = []
+        (folder / "run.toml").write_text(RUN.format(method="fedavg"))
+
+    def command(self, name: str, *arguments: object) -> Command:
+        self.started.append(Command(self.folder, name, *arguments))
+        return self.started[-1]
+
+    def join(self, client: str, log: str | None = None) -> Command:
+        return self.command(
+            log or f"client-{client}", "join", "--server", self.address, "--name", client, "--data", "run.toml"
+        )
+
+    @property
+    def round(self) -> int:
+        try:
+            with open(self.folder / "run" / "metrics.csv", newline="") as file:
+                return max((int(row["round"]) for row in csv.DictReader(file)), default=0)
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def goes_on(self, rounds: int = 2) -> None:
+        now = self.round
+        until(lambda: self.round >= now + rounds, f"round {now + rounds}")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    for command in made.started:
+        command.stop()
+
+
+def other_shape(population: Population) -> OwnPopulation:
+    from coterie.data.samples import ClientData, Samples
+
+    own = population.client("0")
+    cut = {part: Samples(getattr(own, part).x[..., :7], getattr(own, part).y) for part in ("train", "test")}
+    return OwnPopulation({"odd": ClientData(**cut)}, (1, 8, 7), population.classes, population.normalise)
+
+
+@pytest.mark.timeout(1200)
+def test_no_client_and_no_other_user_of_the_machine_ends_a_run(house: House) -> None:
+    server = house.command(
+        "server", "serve", "--config", "run.toml", "--out", "run", "--port", house.port, "--clients", 2,
+        "--timeout", 30, "--patience", LONG,
+    )  # fmt: skip
+    server.says("waiting for 2 clients")
+
+    # introductions that ended the server, or were believed
+    hostile = [
+        {"samples": int("9" * 400)}, {"samples": 0}, {"mean": [], "square": []}, {"classes": 10**8},
+        {"mean": [1e300]}, {"mean": [float("nan")]}, {"name": "\x1b[2J\nround 1/9: all fine"},
+    ]  # fmt: skip
+    for said in hostile:
+        Guest(Attacker(house.folder, **said), house.address)
+    until(lambda: server.text.count("turned away a client") >= len(hostile), "all attackers turned away")
+    assert "\x1b" not in server.text
+    assert "\nround 1/9" not in server.text
+
+    # an odd one at the start is told why, and the run begins with the others
+    honest = {name: house.join(name) for name in ("0", "1")}
+    until(lambda: house.round >= 1, "the first round")
+    data = client_data(house.folder / "run.toml", "0")
+    odd = Guest(Device("odd", other_shape(data), house.folder / "odd"), house.address)
+    server.says("odd is not admitted: it has bytes of shape (1, 8, 7)")
+    odd.hears("the server says: you are not admitted to this run")
+
+    # a second client takes a name, and goes: both are told, and the first is asked again
+    twin = house.join("1", "twin")
+    server.says("1 has come back, or a second client has its name; the latest is asked")
+    honest["1"].says("the server says: another client calls itself 1")
+    twin.says("the server says: there was a client 1 already")
+    house.goes_on()
+    twin.signal(signal.SIGTERM)
+    assert "1 has left" in twin.ends(0)
+    server.says("the other client that called itself 1 is gone; the one that was there is asked")
+    honest["1"].says("you are asked again")
+    house.goes_on()
+
+    # operators' calls are for those who have the token of the run
+    for path in ("control/list-runs", "control/stop-run", "runtime/acquire-task"):
+        answer = httpx.post(f"http://{house.address}/v1/{path}", headers={"coterie-operator": "0" * 64})
+        assert (answer.status_code, "without the token" in answer.text) == (403, True)
+    house.goes_on(1)
+
+    # a service that is asked to end has saved what it had, and ends well
+    server.signal(signal.SIGTERM)
+    assert "nothing is lost: coterie serve --resume run" in server.ends(0)
+    honest["0"].signal(signal.SIGINT)
+    honest["0"].ends(130)
+
+
+@pytest.mark.timeout(600)
+def test_a_peer_runs_no_code_that_another_peer_names(house: House) -> None:
+    """The first peer's word was taken for the whole network's: `model = "evil.py:build"` ran that file here."""
+    (house.folder / "run.toml").write_text(RUN.format(method="gossip"))
+    (house.folder / "evil.py").write_text("open('pwned', 'w')\ndef build():\n    open('pwned', 'w')\n")
+    config = from_tables(read_tables(house.folder / "run.toml"))
+    own = Device("0", client_data(house.folder / "run.toml", "0"), house.folder).hello
+    notes: list[str] = []
+    port = free_port()
+    with closing(Swarm("0", network_of(config), own, Address(f"127.0.0.1:{port}"), 1 << 20, notes.append)) as evil:
+        evil.agree(to_text(replace(agree(config, {"0": own}), model="evil.py:build")))
+        evil.enter()
+        evil.announce(10**8 - 1)  # far ahead: nobody skips its rounds for that
+        victim = house.command(
+            "victim", "peer", "--config", "run.toml", "--data", "run.toml", "--name", "1", "--listen",
+            f"127.0.0.1:{free_port()}", "--seeds", f"127.0.0.1:{port}", "--peers", 2, "--timeout", 1, "--out", "run",
+        )  # fmt: skip
+        victim.says("what 0 says of the run is not believed")
+        until(lambda: house.round >= 2, "two rounds of the victim")
+        # garbage where a round and a patience belong
+        for question in ("x;1;1;y", f"{'9' * 60};1;{'9' * 60};y", ";;;", "1"):
+            for reply in evil._session.get(f"{evil._root}/model/1?{question}", timeout=0.3):
+                assert reply.ok is None
+        evil._session.put(f"{evil._root}/progress/..%2Fx", b"\xff" * 50)
+        now = house.round
+        until(lambda: house.round > now, "another round")
+        victim.signal(signal.SIGTERM)
+        assert "nothing is lost" in victim.ends(0)
+    assert not (house.folder / "pwned").exists()
+    events = (house.folder / "run" / "events.jsonl").read_text()
+    assert json.loads(events.splitlines()[0])["event"] == "start"
+    time.sleep(0.1)
