@@ -178,10 +178,8 @@ class _Experiment:
         """Say at once what is wrong with a round."""
         texts = self.health.replies(number, heard)
         if judged is not None:
-            trainer = getattr(self.method, "method", self.method)  # a deployed peer wraps the method it does
-            texts += self.health.judged(
-                number, self.rounds, judged, trainer.opt.rate(number), self._guess, self._majority(judged)
-            )
+            rate = self.method.training.opt.rate(number)
+            texts += self.health.judged(number, self.rounds, judged, rate, self._guess, self._majority(judged))
         for text in texts:
             self.view.note(f"warning: {text}")
             if self.folder:

@@ -78,7 +78,7 @@ def run(
     if out is not None:
         if config is None:
             config = _described(
-                method,
+                driven.training,
                 {
                     "rounds": rounds,
                     "seed": seed,
@@ -106,7 +106,7 @@ def run(
     )
 
 
-def _described(method: Method | RoundMethod[Any], run: dict[str, Any], faults: Faults, engine: EngineOptions) -> str:
+def _described(method: LocalTraining, run: dict[str, Any], faults: Faults, engine: EngineOptions) -> str:
     """The config.toml of a run whose data and model only the calling program has; everything else is in it."""
     settings = {f.name: _plain(getattr(method, f.name)) for f in dataclasses.fields(method)}
     tables = {"faults": changed_fields(faults), "engine": changed_fields(engine)}

@@ -23,6 +23,7 @@ from coterie.engine.orders import Agreement, Hello, Order, pooled, to_text
 from coterie.engine.presence import Presence
 from coterie.errors import CoterieError
 from coterie.folder import RunFolder, sealed, unsealed
+from coterie.health import Health
 from coterie.terminal import harmless
 from coterie.wire import WireError
 
@@ -194,7 +195,7 @@ def test_every_flipped_bit_of_what_a_run_goes_on_from_is_noticed(tmp_path: Path)
     folder = RunFolder.create(tmp_path / "run", "")
     folder.save(
         method="m", state={"x": torch.ones(1)}, next_round=3, seconds=1.5, failures=2,
-        ledger=({"train": 5}, {"train": 6}), memory={}, touched=[],
+        ledger=({"train": 5}, {"train": 6}), memory={}, touched=[], health=Health(valid=1),
     )  # fmt: skip
     latest = tmp_path / "run" / "checkpoint" / "latest.json"
     whole = latest.read_bytes()
@@ -278,7 +279,7 @@ def test_the_task_decides_the_form_of_a_reply_not_the_first_client(
         return omitting(data, names[0]) if client == first and names else data
 
     clients = Here({name: device for name, device in devices(digits, tmp_path).items() if name in (first, second)})
-    learnt = replace(made(method), k=2) if method == "ifca" else made(method)  # type: ignore[call-arg]
+    learnt = replace(made(method), k=2) if method == "ifca" else made(method)
     fed = federation(learnt, digits, clients)
     state = learnt.init(fed)
     clients.tamper = tamper

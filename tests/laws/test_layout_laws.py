@@ -24,12 +24,13 @@ from coterie.engine.faults import Faults
 from coterie.engine.jobs import Letter
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.methods import METHODS
+from coterie.methods.fedavg import FedAvg
 from coterie.methods.peers import PeerMethod
 from coterie.rounds import run_with
 from coterie.run import run
 
 from ..deploy.wiring import Here, devices, federation
-from ..tiny import made, small_net
+from ..tiny import driven, made, small_net
 
 EVERY = sorted(METHODS)
 SERVED = [name for name in EVERY if not issubclass(METHODS[name], PeerMethod) and name != "oracle"]
@@ -64,7 +65,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         self.seen = {"message": 0, "reply": 0, "state": 0}
-        opened, kind = Letter.open, METHODS[name]
+        opened, kind = Letter.open, type(driven(name))
 
         def open_and_look(letter: Letter) -> Any:
             message = opened(letter)
@@ -113,7 +114,7 @@ def test_states_messages_and_memories_lie_as_their_encoding_gives_them(
     result = run(made(name), digits, small_net, rounds=3, seed=7, faults=faults, engine=EngineOptions(workers=1))
     assert watch.seen["state"] == 3
     assert watch.seen["message"] > 0
-    assert_as_decoded(result.state, METHODS[name].state_type)
+    assert_as_decoded(result.state, driven(name).state_type)
     for memory in held.values():
         assert_as_decoded(memory, Memory)
 
@@ -171,7 +172,7 @@ def test_what_lies_well_is_not_copied() -> None:
 
 def test_a_state_turned_by_a_method_is_turned_back(digits: OwnPopulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop over rounds hands a method its state laid out, whatever `init`, `admit` and `step` return."""
-    kind = METHODS["fedavg"]
+    kind = FedAvg
     starts, steps = kind.init, kind.step
     seen: list[bool] = []
 

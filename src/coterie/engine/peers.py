@@ -25,7 +25,7 @@ from coterie.engine.swarm import Swarm
 from coterie.errors import CoterieError
 from coterie.federation import Engine, Failure, Federation, Ledger, Question, Replies
 from coterie.interrupts import pause
-from coterie.methods.base import Assessment, Log, RoundMethod
+from coterie.methods.base import Assessment, LocalTraining, Log, RoundMethod
 from coterie.methods.peers import Answers, PeerMethod, PeerView, inbox_of, pack_node
 from coterie.states import Stack, State, row, spread
 from coterie.task import Task
@@ -69,6 +69,11 @@ class Deployed(RoundMethod[PeerState]):
     def name(self) -> str:
         """The method's."""
         return self.method.name
+
+    @property
+    def training(self) -> LocalTraining:
+        """The method that is adapted."""
+        return self.method
 
     def init(self, fed: Federation) -> PeerState:
         """The common initial model and a fresh node."""

@@ -129,6 +129,11 @@ class RoundMethod(ABC, Generic[S]):
     def name(self) -> str:
         """The method's name on the command line and in checkpoints."""
 
+    @property
+    @abstractmethod
+    def training(self) -> LocalTraining:
+        """Who holds the settings: the method itself, or the one that an adapter drives."""
+
     def task(self, task: Task) -> Task:
         """The task this method really trains; a method that changes the network wraps it here."""
         return task
@@ -189,3 +194,8 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.fraction > 0, "fraction", "be above 0")
+
+    @property
+    def training(self) -> LocalTraining:
+        """This method."""
+        return self

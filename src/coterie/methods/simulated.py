@@ -21,7 +21,7 @@ from coterie.data.samples import ClientId
 from coterie.engine.network import acquaintances, as_rows, introduced, members, peer_keys
 from coterie.errors import CoterieError
 from coterie.federation import Federation, Nothing, PeerNetwork, Replies, on_client
-from coterie.methods.base import Assessment, Log, Models, RoundMethod
+from coterie.methods.base import Assessment, LocalTraining, Log, Models, RoundMethod
 from coterie.methods.exchange import Earlier, fetch
 from coterie.methods.neighbourhood import found, panels_of
 from coterie.methods.network_state import (
@@ -89,6 +89,11 @@ class Simulated(RoundMethod[Network], Generic[N]):
     def name(self) -> str:
         """The method's."""
         return self.method.name
+
+    @property
+    def training(self) -> LocalTraining:
+        """The method that is adapted."""
+        return self.method
 
     def init(self, fed: Federation) -> Network:
         """Every peer with the common initial model and those it knows from the start."""
