@@ -18,7 +18,8 @@ from coterie.clustering.embed import binarise, flip
 from coterie.clustering.privacy import check_flip, epsilon_per_bit
 from coterie.data.samples import Population, Samples
 from coterie.errors import CoterieError
-from coterie.methods.embedding import Embedding, Groups
+from coterie.methods.embedding import Embedding
+from coterie.methods.embedding_messages import Groups
 from coterie.report.html import write_run_report
 from coterie.report.panels import Panel, Table, image_grid, load_panels, save_panels
 from coterie.rng import rng

@@ -17,14 +17,16 @@ from coterie.cohort import Cohort
 from coterie.data import Drift, build
 from coterie.data.own import OwnPopulation
 from coterie.data.population import LazyPopulation
-from coterie.data.samples import ClientData, Population, Samples
+from coterie.data.samples import ClientData, Normalise, Population, Samples
 from coterie.data.sources.digits import LEVELS
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError
 from coterie.federation import Replies
-from coterie.methods.embedding import SECRET_VARIABLE, Embedded, Embedding, Groups
+from coterie.methods.embedding import SECRET_VARIABLE, Embedding
+from coterie.methods.embedding_messages import Embedded, Groups
 from coterie.models import build_model
+from coterie.rng import torch_rng
 from coterie.run import run
 from coterie.states import count, row
 from coterie.task import Task
@@ -264,6 +266,10 @@ def test_the_paper_sends_every_newcomer_to_the_nearest_centre(
 def test_regression_is_refused_in_one_sentence() -> None:
     with pytest.raises(CoterieError, match="embedding sends a code for each class, and regression has none"):
         run(Embedding(), rows(([1.0], [2]), ([1.0], [6])), one_weight(), rounds=1, loss="mse")
+    part = Samples(torch.rand(6, 1, 8, 8, generator=torch_rng(0, "images")), torch.linspace(0, 1, 6))
+    measured = OwnPopulation(dict.fromkeys("abcd", ClientData(part, part)), (1, 8, 8), 1, Normalise())
+    with pytest.raises(CoterieError, match="these targets are no classes"):
+        run(Embedding(encoder_rounds=1), measured, net, rounds=1, loss=lambda out, y: ((out[:, 0] - y) ** 2).mean())
 
 
 def test_lost_embeddings_are_asked_for_again(rotated: LazyPopulation, file: str) -> None:

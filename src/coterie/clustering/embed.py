@@ -21,6 +21,8 @@ def class_means(codes: Tensor, labels: Tensor, classes: int, generator: np.rando
     Samples of a class that the federation does not know (a label outside 0 .. classes - 1) have no place and are left
     out.
     """
+    if labels.is_floating_point():
+        raise CoterieError("Means are taken class by class, and these targets are no classes; take another method.")
     noise = torch.from_numpy(generator.random((classes, codes.shape[1]))).to(codes.dtype)
     known = (labels >= 0) & (labels < classes)
     codes, labels = codes[known], labels[known]

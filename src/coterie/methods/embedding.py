@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from coterie.clustering.autoencoder import Encoder, fresh_encoder, load_encoder, read_public, train_on_public
 from coterie.clustering.centroids import Centroids
@@ -32,52 +31,14 @@ from coterie.errors import CoterieError
 from coterie.federation import Federation, draw_clients, on_client
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
+from coterie.methods.embedding_messages import Compressed, Compression, Embedded, Groups
 from coterie.report.panels import Panel
 from coterie.rng import rng
-from coterie.states import Stack, concat, group_means, mean, row, spread
+from coterie.states import concat, group_means, mean, row, spread
 from coterie.task import Task
 
 SECRET_VARIABLE = "COTERIE_SECRET"
 """What a device mixes into the key of its flips, so that nobody who knows the seed can undo them."""
-
-
-@dataclass(frozen=True)
-class Compression:
-    """One round of federated pre-training: the autoencoder, and which round it is."""
-
-    autoencoder: Encoder
-    turn: int
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """A client's autoencoder after local training and its number of samples."""
-
-    autoencoder: Models
-    size: Tensor
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """A client's embedding: eight bits a byte."""
-
-    bits: Tensor
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The autoencoder, one model and one centre per cluster, and every client's cluster and latest embedding."""
-
-    autoencoder: Encoder
-    models: Stack
-    cluster: dict[str, int]
-    bits: dict[str, Tensor]
-    centroids: Centroids | None = None
-    heights: Tensor | None = None
-
-    def of(self, ids: Sequence[ClientId]) -> list[int]:
-        """The clusters of the given clients, -1 for one that has none yet."""
-        return [self.cluster.get(client, -1) for client in ids]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from coterie.data import SCENARIOS
 from coterie.data.samples import Population, Samples
 from coterie.engine.simulate import Simulator
 from coterie.experiment import population_of
-from coterie.methods.embedding import Embedding, Groups
+from coterie.methods.embedding import Embedding
+from coterie.methods.embedding_messages import Groups
 from coterie.models import build_model
 from coterie.reproduce.registry import experiment
 from coterie.reproduce.tables import Note, markdown
