@@ -4,10 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import coterie
-from coterie.federation import Federation
-from coterie.methods.base import Log
-from coterie.methods.fedavg import FedAvg, Global
-from coterie.states import axpy, minus
+from coterie import FedAvg, Federation, Global, Log, axpy, minus
 
 
 @dataclass(frozen=True)

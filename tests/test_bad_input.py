@@ -97,7 +97,7 @@ WRONG = {
     "config": (["run", "fedavg", "--config", "none.toml"], "There is no file none.toml"),
     "own data": (["run", "fedavg", "--data", "nowhere"], "There is no folder nowhere; give a folder of <client>.npz"),
     "own model": (["run", "fedavg", "--model", "net.py:build"], "There is no file net.py to take a model from."),
-    "own module": (["run", "fedavg", "--model", "no.such.module:build"], "no.such.module cannot be imported"),
+    "own module": (["run", "fedavg", "--model", "no.such.module:build"], "which has the model, cannot be imported"),
     "no module": (["run", "fedavg", "--model", ":build"], "cannot be imported"),
     "compared method": (["compare", "fedavg", "ifcaa"], "There is no method 'ifcaa'; did you mean 'ifca'?"),
     "data and scenario": (
@@ -170,12 +170,12 @@ def test_a_bad_file_of_settings(text: str, says: str, refused: Callable[..., str
 
 
 MODELS = {
-    "without the function": ("x = 1", "net.py has no function 'build' that builds a model."),
-    "no function": ("build = 3", "net.py has no function 'build' that builds a model."),
+    "without the function": ("x = 1", "net.py has no 'build' to take a model from."),
+    "no function": ("build = 3", "The model is of type int"),
     "of no module": ("def build(): return 3", "net.py:build() must return a torch.nn.Module, not a int."),
     "with arguments": ("def build(shape): return shape", "net.py:build() fails: TypeError"),
-    "with a mistake": ("def build(", "The model's module net.py cannot be imported: SyntaxError"),
-    "that fails": ("1 / 0", "The model's module net.py cannot be imported: ZeroDivisionError: division by zero."),
+    "with a mistake": ("def build(", "net.py, which has the model, cannot be imported: SyntaxError"),
+    "that fails": ("1 / 0", "net.py, which has the model, cannot be imported: ZeroDivisionError"),
     "of another shape": (
         "from torch import nn\ndef build(): return nn.Linear(3, 10)", "The model fails on a batch of shape (2, 1, 8, 8)"
     ),

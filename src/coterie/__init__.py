@@ -15,32 +15,75 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coterie.cohort import Cohort, Optimiser, evaluate, local_sgd, losses
     from coterie.data import Drift, Population, build, from_arrays, from_datasets, from_path
     from coterie.engine.faults import Faults
     from coterie.engine.simulate import EngineOptions
     from coterie.errors import CoterieError
-    from coterie.methods import METHODS, method
+    from coterie.federation import Failure, Federation, Nothing, Replies, on_client
+    from coterie.methods import METHODS, Method, method
+    from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
+    from coterie.methods.clustered import ClusterMethod, Clusters
+    from coterie.methods.fedavg import FedAvg, Global
+    from coterie.methods.peers import PeerMethod
     from coterie.models import build_model
     from coterie.run import Result, run
     from coterie.saved import load_model
+    from coterie.states import Stack, State, axpy, cosine, flat, group_means, mean, minus, mix, row, spread, stack, take
+    from coterie.task import Task
 
 __version__ = "0.1.0"
 __all__ = [
     "METHODS",
+    "Assessment",
+    "ClusterMethod",
+    "Clusters",
+    "Cohort",
     "CoterieError",
     "Drift",
     "EngineOptions",
+    "Failure",
     "Faults",
+    "FedAvg",
+    "Federation",
+    "Global",
+    "Log",
+    "Method",
+    "Models",
+    "Nothing",
+    "Optimiser",
+    "PeerMethod",
     "Population",
+    "Replies",
     "Result",
+    "ServerMethod",
+    "Stack",
+    "State",
+    "Task",
+    "Trained",
+    "axpy",
     "build",
     "build_model",
+    "cosine",
+    "evaluate",
+    "flat",
     "from_arrays",
     "from_datasets",
     "from_path",
+    "group_means",
     "load_model",
+    "local_sgd",
+    "losses",
+    "mean",
     "method",
+    "minus",
+    "mix",
+    "on_client",
+    "row",
     "run",
+    "spread",
+    "stack",
+    "take",
 ]
 
 _HOMES = {
@@ -48,7 +91,18 @@ _HOMES = {
     "coterie.engine.faults": ("Faults",),
     "coterie.engine.simulate": ("EngineOptions",),
     "coterie.errors": ("CoterieError",),
-    "coterie.methods": ("METHODS", "method"),
+    "coterie.methods": ("METHODS", "Method", "method"),
+    "coterie.methods.base": ("Assessment", "Log", "Models", "ServerMethod", "Trained"),
+    "coterie.methods.clustered": ("ClusterMethod", "Clusters"),
+    "coterie.methods.fedavg": ("FedAvg", "Global"),
+    "coterie.methods.peers": ("PeerMethod",),
+    "coterie.cohort": ("Cohort", "Optimiser", "evaluate", "local_sgd", "losses"),
+    "coterie.federation": ("Failure", "Federation", "Nothing", "Replies", "on_client"),
+    "coterie.states": (
+        *("Stack", "State", "axpy", "cosine", "flat", "group_means", "mean", "minus", "mix", "row", "spread", "stack"),
+        "take",
+    ),
+    "coterie.task": ("Task",),
     "coterie.models": ("build_model",),
     "coterie.run": ("Result", "run"),
     "coterie.saved": ("load_model",),

@@ -124,7 +124,7 @@ def run(
         samples=samples, groups=groups, alpha=alpha, image_size=image_size, workers=workers,
     )  # fmt: skip
     settings = from_tables(tables)
-    folder = out or Path("runs") / f"{settings.method}-{cli_runs.subject(settings)}-seed{settings.seed}"
+    folder = out or Path("runs") / f"{settings.label}-{cli_runs.subject(settings)}-seed{settings.seed}"
     cli_runs.watched(settings, folder, lambda view: execute(settings, folder, view=view))
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from coterie.compare import compare as compare_all
 from coterie.config import RunConfig, ScenarioConfig, check_seed, merge, read_tables
 from coterie.errors import CoterieError, Interrupted
-from coterie.methods import method_named
+from coterie.methods import chosen_method
 from coterie.report.live import CompareView, LiveView, print_compare_table, print_result
 from coterie.run import Result
 from coterie.settings import split_assignments
@@ -39,7 +39,7 @@ def tables_of(
     if workers is not None:
         assigned["engine.workers"] = workers
     assigned |= split_assignments(assignments or [])
-    merged = merge(tables, assigned, str(tables["method"]))
+    merged = merge(tables, assigned, chosen_method(str(tables["method"])).name)
     if "scenario.name" in assigned and merged["scenario"].get("data"):
         raise CoterieError("--data are your own data and --scenario names ready ones; give one of the two.")
     return merged
@@ -47,7 +47,7 @@ def tables_of(
 
 def compare(configs: Sequence[RunConfig], seeds: Sequence[int], folder: Path, target: float | None) -> None:
     """Run a comparison with the live table, print its table, and say where its report is."""
-    jobs = [(config.method, seed) for config in configs for seed in seeds]
+    jobs = [(config.label, seed) for config in configs for seed in seeds]
     title = f"{len(configs)} methods on {subject(configs[0])}"
     with the_same_command_goes_on(), CompareView(title, jobs, configs[0].rounds) as view:
         rows = compare_all(configs, seeds, folder, view, target=target)
@@ -69,7 +69,7 @@ def the_same_command_goes_on() -> Iterator[None]:
 
 def watched(config: RunConfig, folder: Path, start: Callable[[LiveView], Result]) -> None:
     """Run something with the live table, then say where its report is."""
-    with LiveView(f"{config.method} on {subject(config)}", config.rounds) as view:
+    with LiveView(f"{config.label} on {subject(config)}", config.rounds) as view:
         result = start(view)
     print_result(json.loads(result.to_json()))
     Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
@@ -88,7 +88,8 @@ def numbers(seeds: str) -> list[int]:
 
 def fitting(method: str, methods: Sequence[str], assignments: Sequence[str]) -> list[str]:
     """The assignments meant for one of several methods: bare keys where it has them, METHOD.key for itself."""
-    fields = {name: set(method_named(name).__dataclass_fields__) for name in methods}
+    fields = {chosen_method(name).name: set(chosen_method(name).__dataclass_fields__) for name in methods}
+    method = chosen_method(method).name
     plain = set(RunConfig.__dataclass_fields__)
     kept = []
     for key, value in split_assignments(assignments).items():

@@ -67,14 +67,14 @@ def compare(
         for seed in seeds:
             folder = _home(out, config, seed)
             try:
-                result = once(config, seed, folder, _OneOfMany(view, config.method, seed))
+                result = once(config, seed, folder, _OneOfMany(view, config.label, seed))
             except NothingLearnt as error:
-                failed.append({"method": config.method, "seed": seed, "why": str(error)})
+                failed.append({"method": config.label, "seed": seed, "why": str(error)})
                 view.note(str(error))
                 continue
-            view.end(config.method, seed, result)
-            _say_lost(view, config.method, seed, result)
-            results.setdefault(config.method, []).append((folder, result))
+            view.end(config.label, seed, result)
+            _say_lost(view, config.label, seed, result)
+            results.setdefault(config.label, []).append((folder, result))
     if not results:
         raise NothingLearnt(failed[0]["why"])
     rows = [summary(method, runs, target) for method, runs in results.items()]
@@ -105,7 +105,7 @@ def _say_lost(view: CompareView, method: str, seed: int, result: Mapping[str, An
 
 
 def _home(out: Path, config: RunConfig, seed: int) -> Path:
-    return out / f"{config.method}-seed{seed}"
+    return out / f"{config.label}-seed{seed}"
 
 
 def _check(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> None:

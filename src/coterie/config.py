@@ -14,7 +14,7 @@ from coterie.engine.faults import Faults, Schedule
 from coterie.engine.simulate import EngineOptions
 from coterie.errors import CoterieError, unknown
 from coterie.kind import IN_PYTHON
-from coterie.methods import Method, method_named
+from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.settings import changed_fields, coerce, from_settings, quoted, to_toml
 
@@ -81,18 +81,23 @@ class RunConfig:
         if self.evaluate_every < 1 or self.evaluate_clients < 1:
             raise CoterieError("evaluate_every and evaluate_clients must be at least 1.")
         check_seed(self.seed)
-        method_named(self.method)
+        chosen_method(self.method)
+
+    @property
+    def label(self) -> str:
+        """The method's own name, also where it is named by a file; results and folders are called by it."""
+        return chosen_method(self.method).name
 
     def build_method(self, defaults: Mapping[str, Any]) -> Method:
         """The method with its settings; `defaults` (the scenario's training) give way to what the user set.
 
         A rate belongs to its optimiser: with another optimiser than the scenario's, the scenario's rate does not count.
         """
-        kind = method_named(self.method)
+        kind = chosen_method(self.method)
         own = kind.__dataclass_fields__
         changed = {f for f in own if own[f].default != ServerMethod.__dataclass_fields__.get(f, own[f]).default}
         fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
-        mine = f"{self.method}."
+        mine = f"{kind.name}."
         fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
         chosen = kind.expand(self.settings, self.scenario.preset_name)
         usual = own["optimiser"].default
@@ -173,7 +178,7 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
     if "method" not in values:
         raise CoterieError('No method is given; name one, such as method = "fedavg".')
     config = RunConfig(**values)
-    kind = method_named(config.method)
+    kind = chosen_method(config.method)
     expanded = kind.expand(config.settings, config.scenario.preset_name)
     settings = dataclasses.asdict(from_settings(kind, expanded, config.method))
     return dataclasses.replace(config, settings={key: settings.get(key, own) for key, own in config.settings.items()})

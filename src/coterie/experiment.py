@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import json
-import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -87,10 +83,7 @@ def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[
         with DRAWING:
             build_model(name, shape, classes)  # a bad name or shape is said now, not in the first round
         return lambda: build_model(name, shape, classes)
-    path, _, function = name.rpartition(":")
-    made = getattr(_module(path), function, None)
-    if not callable(made):
-        raise CoterieError(f"{path} has no function {function!r} that builds a model.")
+    made = user_code.load(name, "model")
 
     def build_own() -> nn.Module:
         return user_code.build(made, name)
@@ -98,23 +91,6 @@ def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[
     with DRAWING:
         build_own()  # likewise
     return build_own
-
-
-def _module(path: str) -> ModuleType:
-    if path.endswith(".py") and not Path(path).is_file():
-        raise CoterieError(f"There is no file {path} to take a model from.")
-    try:
-        if not path.endswith(".py"):
-            return importlib.import_module(path)
-        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-    except Exception as error:  # the user's code can fail in any way
-        raise CoterieError(f"The model's module {path} cannot be imported: {user_code.said(error)}.") from error
 
 
 def defaults_of(config: RunConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.errors import CoterieError, Interrupted
 from coterie.folder import RunFolder
 from coterie.kind import IN_PYTHON
-from coterie.methods import Method, method_named
+from coterie.methods import Method, chosen_method
 from coterie.methods.base import LocalTraining, RoundMethod
 from coterie.methods.simulated import in_simulator
 from coterie.rounds import Nobody, Result, View, WatchesClients, run_with
@@ -53,7 +53,7 @@ def run(
     same state, bit for bit, as a run that was never interrupted.
     """
     if isinstance(method, str):
-        method = method_named(method)()
+        method = chosen_method(method)()
     if not isinstance(method, (LocalTraining, RoundMethod)):
         raise CoterieError('The method must be a name such as "fedavg", or coterie.method(NAME, ...) with settings.')
     if rounds < 1:

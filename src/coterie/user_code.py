@@ -1,4 +1,4 @@
-"""The boundary to the user's own code: the model's builder, its forward and the loss.
+"""The boundary to the user's own code: the model's builder, its forward, the loss, a method of the user's own.
 
 Whatever goes wrong in there is the user's to put right, so it becomes one sentence. It names the exception, the shape
 that went in, and the last line of the user's that was reached.
@@ -6,10 +6,12 @@ that went in, and the last line of the user's that was reached.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -18,6 +20,42 @@ from torch import Tensor, nn
 from coterie.errors import CoterieError, unknown
 
 _NOT_THE_USERS = (Path(__file__).parent, Path(torch.__file__).parent, Path(sys.prefix), Path(sys.base_prefix) / "lib")
+
+_LOADED: dict[tuple[str, int, int], ModuleType] = {}
+
+
+def load(name: str, what: str) -> Any:
+    """An object of the user's, named `file.py:NAME` or `package.module:NAME`; `what` says what it is for."""
+    path, _, attribute = name.rpartition(":")
+    found = getattr(_module(path, what), attribute, None)
+    if found is None:
+        raise CoterieError(f"{path} has no {attribute!r} to take a {what} from.")
+    return found
+
+
+def _module(path: str, what: str) -> ModuleType:
+    if path.endswith(".py") and not Path(path).is_file():
+        raise CoterieError(f"There is no file {path} to take a {what} from.")
+    try:
+        if not path.endswith(".py"):
+            return importlib.import_module(path)
+        file = Path(path).resolve()
+        # run once as it is: two runs of a file would make two classes of one name
+        key = (str(file), file.stat().st_mtime_ns, file.stat().st_size)
+        if key in _LOADED:
+            return _LOADED[key]
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        _LOADED[key] = module
+        return module
+    except Exception as error:  # the user's code can fail in any way
+        raise CoterieError(
+            f"{path}, which has the {what}, cannot be imported: {said(error)}{_place(error)}."
+        ) from error
 
 
 def build(model: Callable[[], nn.Module], name: str = "") -> nn.Module:

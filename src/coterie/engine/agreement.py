@@ -64,6 +64,11 @@ def _scenario(config: RunConfig) -> Scenario | None:
 
 def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> Agreement:
     """What the run is about, from the configuration and from what those clients say of their data that fit together."""
+    if ":" in config.method:
+        raise CoterieError(
+            f"{config.method} is a method of your own, which the other machines do not have; "
+            "run it in the simulator (coterie run), or make it one of coterie's METHODS on every machine."
+        )
     odd = odd_ones(config, hellos)
     fitting = {client: hello for client, hello in hellos.items() if client not in odd}
     named = _scenario(config)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from coterie.errors import unknown
+from coterie import user_code
+from coterie.errors import CoterieError, unknown
 from coterie.methods.base import ServerMethod
 from coterie.methods.cfl import CFL
 from coterie.methods.embedding import Embedding
@@ -58,11 +59,29 @@ def method_named(name: str) -> type[Method]:
     return METHODS[name]
 
 
+def chosen_method(name: str) -> type[Method]:
+    """The class that the user of this machine names: one of `METHODS`, or `file.py:Class` of their own.
+
+    What another machine names is looked up with `method_named` alone, which runs nobody's file.
+    """
+    if ":" not in name:
+        return method_named(name)
+    kind: Any = user_code.load(name, "method")
+    if not (isinstance(kind, type) and issubclass(kind, (ServerMethod, PeerMethod))):
+        raise CoterieError(f"{name} is not a method; let the class derive from coterie.ServerMethod or PeerMethod.")
+    if not isinstance(getattr(kind, "name", None), str):
+        raise CoterieError(f'{name} has no name; give the class one: name: ClassVar[str] = "my-method".')
+    if kind.name in METHODS:
+        raise CoterieError(f"{name} has the name {kind.name!r} of a method that exists; give the class another name.")
+    own: type[Method] = kind
+    return own
+
+
 def method(name: str, **settings: Any) -> Method:
     """A method by its name, with its settings: `method("ifca", k=3, lr=0.05)`, `method("fedcg", preset="paper")`.
 
     A preset may say other things on some scenarios; `scenario="multi-source-digits"` names the one that is meant.
     """
     scenario = str(settings.pop("scenario", ""))
-    kind = method_named(name)
+    kind = chosen_method(name)
     return from_settings(kind, kind.expand(settings, scenario), name)

@@ -1,0 +1,85 @@
+"""The examples run as they stand, and a method outside the package is run, compared and resumed like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import coterie
+from coterie.cohort import Cohort
+from coterie.methods import METHODS, chosen_method
+from coterie.states import row
+from coterie.task import Task
+
+from .conftest import Command
+from .tiny import one_weight, rows
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DITTO = f"{ROOT / 'examples' / 'ditto.py'}:Ditto"
+SMALL = ("--clients", 4, "--samples", 20, "--groups", 2, "--rounds", 3)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.stem)
+def test_an_example_runs_and_is_short(example: Path) -> None:
+    assert len(example.read_text().splitlines()) < 40
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, example], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "%" in done.stdout or example.stem in ("ditto", "own_method")
+
+
+def test_a_method_outside_the_package_is_run_compared_and_resumed(coterie: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert coterie("run", DITTO, *SMALL, "--set", "lam=0.3", "--out", out).code == 0
+    whole = json.loads((out / "result.json").read_text())
+    assert whole["method"] == "ditto"
+    (out / "result.json").unlink()
+    assert coterie("resume", out).code == 0
+    assert json.loads((out / "result.json").read_text())["accuracy"] == whole["accuracy"]
+    said = coterie("compare", "fedavg", DITTO, *SMALL, "--set", "ditto.lam=0.3", "--out", tmp_path / "both")
+    assert said.code == 0, said.err
+    assert (tmp_path / "both" / "ditto-seed0" / "result.json").is_file()
+    assert json.loads((tmp_path / "both" / "compare.json").read_text())["methods"] == ["fedavg", "ditto"]
+
+
+def test_ditto_by_hand() -> None:
+    """One weight, one sample x = 1 with target y = 3, loss (w - 3)^2, w = v = 0, lr = 0.1, lambda = 0.5, two steps.
+
+    Common model: w1 = 0 - 0.1 * 2 (0 - 3) = 0.6, w2 = 0.6 + 0.1 * 2 * 2.4 = 1.08.
+    Own model, held near 0: v1 = 0.6, v2 = 0.6 - 0.1 (2 (0.6 - 3) + 0.5 * 0.6) = 1.05.
+    """
+    population = rows(([1.0], [3]))
+    task = Task(one_weight, (1,), 10, population.normalise, loss="mse", dtype=torch.float64)
+    kind = chosen_method(DITTO)
+    ditto: coterie.ServerMethod[object] = kind(lam=0.5, lr=0.1, momentum=0.0, epochs=2, batch=1)  # type: ignore[assignment]
+    c = Cohort(("a",), task, (population.client("a"),))
+    trained = ditto.train(c, coterie.Models({"weight": torch.zeros(1, 1, dtype=torch.float64)}))  # type: ignore[attr-defined]
+    assert float(row(trained.model, 0)["weight"]) == pytest.approx(1.08)
+    assert float(c.kept["model"]["weight"]) == pytest.approx(1.05)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("x = 1", "Ditto", "own.py has no 'Ditto' to take a method from."),
+        ("Ditto = 3", "Ditto", "is not a method; let the class derive from coterie.ServerMethod or PeerMethod."),
+        ("from coterie import FedAvg", "FedAvg", "has the name 'fedavg' of a method that exists"),
+        ("1 / 0", "Ditto", "own.py, which has the method, cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_without_a_method_is_one_sentence(
+    text: str, name: str, said: str, coterie: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    ended = coterie("run", f"{tmp_path / 'own.py'}:{name}", *SMALL, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+    assert "ditto" not in METHODS
