@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
-from coterie.clustering.equipartition import first_offsets, is_even, next_offsets, soft_assignments
+from coterie.clustering.equipartition import MOST_PASSES, first_offsets, is_even, next_offsets, soft_assignments
 
 
 def per_client(outputs: Tensor) -> Tensor:
@@ -26,21 +26,36 @@ def over_all(clients: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     number = float(sum(len(outputs) for outputs in clients))
     total, squares = sum(o.sum(0) for o in clients), sum((o**2).sum(0) for o in clients)
     offsets, sharpness = first_offsets(torch.as_tensor(total), torch.as_tensor(squares), number)
-    for _ in range(200):
-        soft = torch.stack([soft_assignments(o, offsets, sharpness).sum(0) for o in clients]).sum(0)
+    for _ in range(MOST_PASSES):
+        assigned = [soft_assignments(outputs, offsets, sharpness) for outputs in clients]
+        soft, products = (
+            torch.stack(each).sum(0) for each in ([p.sum(0) for p in assigned], [p.T @ p for p in assigned])
+        )
         if is_even(soft):
             break
-        offsets = next_offsets(offsets, soft, sharpness)
+        offsets = next_offsets(offsets, soft, products, sharpness)
+    assert is_even(soft)
     return offsets, [(outputs + offsets).argmax(1) for outputs in clients]
 
 
 def test_one_step_by_hand() -> None:
-    """Of 4 samples cluster 0 has 3 in sum: 1.5 times its part of 2, so its offset falls by log(1.5) / sharpness.
+    """Four samples that are each .75 in cluster 0 and .25 in cluster 1, sharpness 2.
 
-    Cluster 1 has half of its part and rises by log(2) / sharpness.
+    Slope (.25, -.25), curvature diag(.75, .25) - p p^T = 3/16 (1, -1; -1, 1), so along (1, -1) the step is
+    .25 / (2 * 3/16) = 2/3, but for the .001 that steadies it, and the offsets change by half of that. Three quarters
+    against one is a difference of log 3 = 1.10, of which a first step takes 4/3.
     """
-    found = next_offsets(torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 1.0]), torch.tensor(2.0).double())
-    assert found.tolist() == pytest.approx([1 - math.log(1.5) / 2, math.log(2) / 2])
+    share = torch.tensor([0.75, 0.25])
+    products = 4 * torch.outer(share, share)
+    found = next_offsets(torch.tensor([1.0, 0.0]).double(), 4 * share, products, torch.tensor(2.0).double())
+    assert found.tolist() == pytest.approx([1 - 1 / 3, 1 / 3], abs=2e-3)
+
+
+def test_certain_assignments_have_no_curvature_and_still_a_bounded_step() -> None:
+    """Three samples wholly in cluster 0 and none in cluster 1: along the slope, as far as 3 / sharpness."""
+    soft, products = torch.tensor([3.0, 0.0]), torch.diag(torch.tensor([3.0, 0.0]))
+    found = next_offsets(torch.zeros(2).double(), soft, products, torch.tensor(2.0).double())
+    assert found.tolist() == pytest.approx([-1.5, 1.5])
 
 
 def test_the_first_offsets_centre_the_outputs_by_hand() -> None:

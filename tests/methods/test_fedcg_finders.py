@@ -115,7 +115,7 @@ def test_balance_is_over_all_clients_not_within_each(seed: int) -> None:
     within = agreement([per_client(outputs.double()) for outputs in before])
     over_all = agreement([outputs.argmax(1) for outputs in even])
     assert within < 0.25
-    assert over_all > 0.6
+    assert over_all > 0.5
     counts = torch.bincount(torch.cat([outputs.argmax(1) for outputs in even]), minlength=3)
     assert counts.min() >= 0.1 * counts.sum()
     assert first.state.samples == counts.tolist(), "the domains that clients trained with"

@@ -145,7 +145,7 @@ class TeacherFinder(Finder):
                 soft = value.soft.sum(0)
                 if is_even(soft):
                     break
-                offsets = next_offsets(offsets, soft, sharpness)
+                offsets = next_offsets(offsets, soft, value.products.sum(0), sharpness)
             message = Weigh(state.teacher, offsets, sharpness)
         return replace(state, offsets=message.offsets) if known else state
 

@@ -70,9 +70,10 @@ class Weigh:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Sums over a client's samples: soft assignments [D], the teacher's centred outputs [D] and their squares."""
+    """Sums over a client's samples: soft assignments [D], their products [D, D], the outputs [D] and their squares."""
 
     soft: Tensor
+    products: Tensor
     total: Tensor
     squares: Tensor
     size: Tensor

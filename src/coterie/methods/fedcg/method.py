@@ -164,14 +164,17 @@ class FedCG(ServerMethod[Domains]):
     def weigh(self, c: Cohort, sent: Weigh) -> Weighed:
         """On the client: how much of its samples a teacher puts into each domain, and its outputs in sum."""
         finder = TeacherFinder(self)
-        soft, total, squares = [], [], []
+        soft, products, total, squares = [], [], [], []
         for client in c.data:
             said = finder.log_probabilities(c.task, sent.teacher, client.train)
             outputs = said - said.mean(1, keepdim=True)
-            soft.append(soft_assignments(outputs, sent.offsets, sent.sharpness).sum(0))
+            own = soft_assignments(outputs, sent.offsets, sent.sharpness)
+            soft.append(own.sum(0))
+            products.append(own.T @ own)
             total.append(outputs.sum(0))
             squares.append((outputs**2).sum(0))
-        return Weighed(torch.stack(soft), torch.stack(total), torch.stack(squares), c.size)
+        sums = [torch.stack(each) for each in (soft, products, total, squares)]
+        return Weighed(sums[0], sums[1], sums[2], sums[3], c.size)
 
     @on_client
     def train_alone(self, c: Cohort, sent: Models) -> Trained:
