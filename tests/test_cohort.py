@@ -41,7 +41,7 @@ def by_hand(
     module = net().double()
     module.load_state_dict(start)
     parameters = dict(module.named_parameters())
-    lr = opt.lr * opt.lr_decay**c.round
+    lr = opt.rate(c.round)
     optimiser: torch.optim.Optimizer
     if opt.kind == "adam":
         optimiser = torch.optim.Adam(module.parameters(), lr=lr, weight_decay=opt.weight_decay)

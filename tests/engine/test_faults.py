@@ -108,7 +108,7 @@ def test_replies_without_a_model_are_checked_too(digits: OwnPopulation, tmp_path
     ],
 )
 def test_a_run_without_any_valid_reply_fails(
-    faults: dict[str, float], why: str, digits: OwnPopulation, tmp_path: Path
+    faults: dict[str, Any], why: str, digits: OwnPopulation, tmp_path: Path
 ) -> None:
     """The model would be the untrained one; also when the run is resumed at its end, and nothing is lost."""
     seen, out = Rows(), tmp_path / "run"
