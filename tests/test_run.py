@@ -23,12 +23,14 @@ import torch
 
 from coterie import wire
 from coterie.cohort import Cohort, Scores
+from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions
 from coterie.errors import CoterieError
 from coterie.experiment import config_of, resume
 from coterie.folder import METRICS, RunFolder, read_metrics
+from coterie.methods import METHODS
 from coterie.run import run
 from coterie.states import State
 
@@ -429,6 +431,21 @@ def test_own_data_are_not_a_named_scenario_and_the_report_says_how_to_run_them_a
     command = shlex.split(found[1])
     assert coterie(*command[1:]).code == 0
     assert models_in(Path("runs/one run")) == models_in(Path(command[-1]))
+
+
+def test_a_named_scenario_brings_its_rate_to_python_too(tmp_path: Path) -> None:
+    """rotated-digits has 0.1 for SGD, and 0.5 for SCAFFOLD; Adam has its own, and what the user sets counts."""
+    population = build("rotated-digits", seed=0, clients=4, samples=8, test_samples=4, groups=2)
+    cases = [
+        (METHODS["fedavg"](), 0.1),
+        (METHODS["scaffold"](), 0.5),
+        (METHODS["fedavg"](lr=0.02), 0.02),
+        (METHODS["fedavg"](optimiser="adam"), None),
+    ]
+    for number, (method, rate) in enumerate(cases):
+        out = tmp_path / str(number)
+        run(method, population, small_net, rounds=1, out=out)
+        assert tomllib.loads((out / "config.toml").read_text())["settings"].get("lr") == rate
 
 
 def test_a_run_from_python_writes_all_its_settings(coterie: Command, digits: OwnPopulation, tmp_path: Path) -> None:

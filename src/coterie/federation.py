@@ -285,8 +285,8 @@ def _squares(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return torch.zeros(len(tensor), dtype=torch.float64)
     numbers = tensor.reshape(len(tensor), -1)
-    norms: Tensor = (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1)
-    return norms.double() ** 2
+    lengths: Tensor = (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1).double()
+    return lengths.square()
 
 
 def check_reply(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def run(
         raise CoterieError(f"rounds must be at least 1, not {rounds}.")
     if not len(population.ids):
         raise CoterieError("There are no clients; a federation needs at least one.")
+    method = _with_rate(method, population)
     options = engine or EngineOptions()
     task = dataclasses.replace(Task.of(model, population, loss=loss, dtype=dtype), use_kernel=options.kernel)
     watcher = view or Nobody()
@@ -104,6 +105,17 @@ def run(
         checkpoint_seconds=checkpoint_seconds,
         resume=resume,
     )
+
+
+def _with_rate(method: Method | RoundMethod[Any], population: Population) -> Method | RoundMethod[Any]:
+    """The method with a named scenario's learning rate, where it has none itself and the optimiser is the scenario's."""
+    training: Mapping[str, Any] = getattr(population, "training", {})
+    if not isinstance(method, LocalTraining):
+        return method
+    rate = training.get(f"{method.name}.lr", training.get("lr"))
+    if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:
+        return method
+    return dataclasses.replace(method, lr=rate)
 
 
 def _described(method: LocalTraining, run: dict[str, Any], faults: Faults, engine: EngineOptions) -> str:

@@ -60,7 +60,8 @@ def build(
     if natural:
         if drifts:
             raise CoterieError(f"The clients of {name} have no groups to drift between; leave the drift out.")
-        return build_users(scenario, where, seed, unseen=unseen, validation=validation)
+        users = build_users(scenario, where, seed, unseen=unseen, validation=validation)
+        return replace(users, training=scenario.training)
     total = _required(scenario.clients)
     extra = unseen if isinstance(unseen, int) else round(unseen * total)
     shifts = _shifts(scenario, total)
@@ -75,6 +76,7 @@ def build(
         seed=seed,
         validation=validation,
         drifts=tuple(sorted(drifts, key=lambda one: one.round)),
+        training=scenario.training,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,8 @@ class LazyPopulation:
     drifts: tuple[Drift, ...] = ()
     unseen_ids: tuple[ClientId, ...] = ()
     has_groups: bool = True
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """How a named scenario is trained; `coterie.run` takes its learning rate where none is set."""
 
     def __post_init__(self) -> None:
         if not self.ids:
