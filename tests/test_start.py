@@ -52,7 +52,7 @@ def test_every_public_name_is_there() -> None:
         assert getattr(coterie, name) is not None
         assert name in dir(coterie)
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
-        coterie.rum()  # type: ignore[attr-defined]
+        coterie.rum()
 
 
 def test_run_stays_the_function_whatever_is_imported_first() -> None:
