@@ -15,13 +15,13 @@ from coterie.engine.boundary import checked
 from coterie.engine.faults import Faults
 from coterie.engine.memory import DiskMemory
 from coterie.engine.orders import Order, to_text
-from coterie.errors import CoterieError, Unfinished
+from coterie.errors import CoterieError, Interrupted, Unfinished
 from coterie.experiment import builder_named
 from coterie.federation import Failure
 from coterie.folder import RunFolder
 from coterie.methods import METHODS
 from coterie.methods.peers import PeerMethod
-from coterie.rounds import Interrupted, Result, run_with
+from coterie.rounds import Result, run_with
 from coterie.run import run
 
 from ..tiny import StopAt, fingerprint, made, only

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.report.text import (
+    clock,
     duration,
     human_bytes,
     method_title,
@@ -84,3 +85,11 @@ def test_shares_scores_and_counts() -> None:
 def test_methods_are_spelt_as_in_their_papers() -> None:
     assert method_title("md-icfl") == "MD-ICFL"
     assert method_title("my-method") == "my-method"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(None, "–"), (0.4, "0.4 s"), (12, "12 s"), (59.7, "1:00"), (200, "3:20"), (7500, "2:05:00")]
+)
+def test_clock(seconds: float | None, said: str) -> None:
+    assert clock(seconds) == said
+    assert len(said) <= 7

@@ -17,7 +17,7 @@ _LEFT = ("method", "seed", "rounds")
 # each as wide as its widest usual cell from the start, or numbers that grow would push columns out in mid-run
 _WIDTHS = {
     "accuracy": 8, "worst client": 12, "worst": 7, "groups": 6, "ARI": 5, "unseen": 7, "down": 7, "up": 7, "sent": 7,
-    "lost": 5, "time": 11, "loss": 8,
+    "lost": 5, "time": 7, "loss": 8,
 }  # fmt: skip
 _OWN_WIDTH = 9
 

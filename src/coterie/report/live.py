@@ -18,7 +18,7 @@ from rich.text import Text
 from coterie.terminal import harmless
 
 from .fitted import FILE_WIDTH, Cell, fitted_table
-from .text import UNKNOWN, duration, human_bytes, method_title, number, percent, percent_spread, score
+from .text import UNKNOWN, clock, duration, human_bytes, method_title, number, percent, percent_spread, score
 from .words import run_headline
 
 Row = Mapping[str, Any]
@@ -148,7 +148,7 @@ class LiveView(_View):
         own = [key.removeprefix("log.") for key in self._known if key.startswith("log.")]
         extra: dict[str, list[Cell]] = {
             "loss": [_short(_float(row, "loss")) for row in shown],
-            "time": [duration(_float(row, "seconds")) for row in shown],
+            "time": [clock(_float(row, "seconds")) for row in shown],
             **{key: [_short(_float(row.get("log") or {}, key)) for row in shown] for key in own},
         }
         styles = ["dim"] * (len(shown) - 1) + ["bold"] * bool(shown)
@@ -240,13 +240,13 @@ class CompareView(_View):
         columns: dict[str, list[Cell]] = {
             "method": [method_title(job.method) for job in shown],
             "seed": [str(job.seed) for job in shown],
-            "rounds": [ProgressBar(total, _whole(row.get("round")), width=12) for row in rows],
+            "rounds": [ProgressBar(total, _whole(row.get("round")), width=10) for row in rows],
             "accuracy": [percent(_float(row, "accuracy")) for row in rows],
             "worst": [percent(_float(row, "worst_accuracy")) for row in rows],
             "ARI": [score(_float(row, "ari")) for row in rows],
             "groups": [number(_float(row, "n_clusters")) for row in rows],
             "sent": [human_bytes(_sent(row)) for row in rows],
-            "time": [duration(_float(row, "seconds")) for row in rows],
+            "time": [clock(_float(row, "seconds")) for row in rows],
         }
         styles = [{"waiting": "dim", "running": "bold"}.get(job.state, "") for job in shown]
         spare = ("groups", "worst", "time", "sent")

@@ -90,6 +90,14 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
+def clock(seconds: float | None) -> str:
+    """The same in at most seven letters, for a column of a table: 0.4 s, 12 s, 3:20, 2:05:00."""
+    if seconds is None or not isfinite(seconds) or round(seconds) < 60:
+        return duration(seconds)
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
 def plural(count: int, noun: str) -> str:
     """1 client, 40 clients."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
