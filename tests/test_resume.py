@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -108,7 +110,7 @@ def test_what_does_not_change_a_round_may_change(coterie: Command, unfinished: P
 def test_a_checkpoint_of_before_knows_no_settings(coterie: Command, unfinished: Path) -> None:
     latest = unfinished / "checkpoint" / "latest.json"
     progress = json.loads(latest.read_text())
-    del progress["config"]
+    del progress["config"], progress["digest"]
     latest.write_text(json.dumps(progress))
     assert coterie("resume", unfinished).code == 0
 
@@ -118,3 +120,21 @@ def test_python_too_is_refused_fewer_rounds(digits: OwnPopulation, tmp_path: Pat
         run(made("fedavg"), digits, small_net, rounds=4, out=tmp_path / "run", view=StopAt(2))
     with pytest.raises(CoterieError, match=r"1 rounds are wanted but the run in .* has reached round 2"):
         run(made("fedavg"), digits, small_net, rounds=1, out=tmp_path / "run", resume=True)
+
+
+def test_a_run_whose_report_could_not_be_written_says_how_to_make_it(
+    coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full at the very end left "finished; see report.html", and no report.html."""
+
+    def full(folder: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("coterie.rounds.write_run_report", full)
+        said = coterie("run", "fedavg", *SMALL, "--rounds", 1, "--out", out)
+    assert (said.code, f"make room, then coterie report {out}." in said.err) == (2, True), said.err
+    assert f"has no report yet; write it: coterie report {out}" in coterie("resume", out).err
+    assert coterie("report", out).code == 0
+    assert f"is finished; see {out / 'report.html'}." in coterie("resume", out).err

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import resource
 import signal
+import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
+from flwr.supernode import node_auth_http_interceptor
 
+from coterie.engine import flower_client
 from coterie.engine.certificates import make_certificates
 from coterie.engine.device import Device, client_data
 from coterie.engine.flower_client import Security, join
@@ -60,10 +66,10 @@ class Scene:
             "--data", "run.toml", "--certs", f"certs/clients/{client}",
         )  # fmt: skip
 
-    def stranger(self, certs: Path) -> str:
+    def stranger(self, certs: Path, name: str = "5") -> str:
         """What a client, in this process, hears that comes with these certificates."""
         key = certs / "node.key"
-        device = Device("5", client_data(self.folder / "run.toml", "5"), self.folder / "stranger")
+        device = Device(name, client_data(self.folder / "run.toml", name), self.folder / "stranger")
         security = Security(certs / "ca.pem", key if key.is_file() else None)
         with pytest.raises(CoterieError) as caught:
             join(device, f"127.0.0.1:{self.port}", security, wait=LONG, limit=1 << 20)
@@ -99,7 +105,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.timeout(1200)  # eight processes one after the other, each a while to start where others work, too
-def test_a_run_survives_what_happens_to_it(scene: Scene) -> None:
+def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     server = scene.serve("server", "--config", "run.toml", "--out", "run")
     clients = {name: scene.join(name) for name in ("0", "1", "2")}
 
@@ -113,6 +119,18 @@ def test_a_run_survives_what_happens_to_it(scene: Scene) -> None:
     (mixed / "node.key").unlink()
     assert "it does not accept clients without a key" in scene.stranger(mixed)
     assert "turned away: 127.0.0.1" in (scene.folder / "run" / "superlink.log").read_text()
+
+    # a client whose clock is six seconds fast: Flower takes no signature from the future
+    with monkeypatch.context() as fast:
+        fast.setattr(node_auth_http_interceptor, "now", lambda: datetime.now(UTC) + timedelta(seconds=6))
+        fast.setattr(flower_client, "_now", lambda: datetime.now(UTC) + timedelta(seconds=6))
+        said = scene.stranger(scene.folder / "certs/clients/3", "3")
+    assert re.search(r"this machine's clock is [567] s ahead of the server's; set the clocks", said), said
+
+    # another user of the machine, who may read ca.pem, cannot stop the run
+    verify = ssl.create_default_context(cafile=str(scene.folder / "certs/ca.pem"))
+    answer = httpx.post(f"https://127.0.0.1:{scene.port}/v1/control/stop-run", verify=verify)
+    assert (answer.status_code, "without the token" in answer.text) == (403, True)
 
     # a client killed in the middle: the run goes on without it
     until(lambda: scene.round >= 2, "round 2")

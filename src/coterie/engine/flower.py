@@ -180,6 +180,7 @@ class FlowerTransport:
         except CoterieError as error:
             self._refused.add(node)
             self._note(f"turned away a client (Flower's node {node}): {error}")
+            self._say(node, f"you were turned away: {error}")
             return
         before = self._clients.get(hello.name)
         self._known[node] = hello

@@ -184,6 +184,7 @@ class RemoteFederation(Engine):
             self._silent.add(client)
             text = f"not asked for {length} rounds, after {self._offences[client]} replies against the rules"
             self._note(f"{client} is {text}")
+            self.refuse(client, text)  # for the run's log and report
             self._transport.tell(client, f"you are {text}; the last: {failure.reason}")
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:

@@ -33,6 +33,7 @@ _CONNECT_SECONDS = 3.0
 _QUESTION_SECONDS = 3.0
 _HISTORY = 64  # answers of so many rounds are kept for peers that are behind
 _MOST_WAITING = 4096
+_SOON = 2
 _LONGEST_WAIT = 3_600_000  # milliseconds
 
 
@@ -167,7 +168,9 @@ class Swarm:
             latest = max(self._answers, default=None)
             at = latest if self._latest_is_fine and latest is not None else number
             answer = self._answers.get(at, {}).get(told)
-            if answer is None and at > self._own_progress and len(self._waiting) < _MOST_WAITING:
+            # only for what comes soon, so that nobody can fill the places of those who wait
+            soon = self._own_progress < at <= max(self._own_progress, 0) + _SOON or not self._answers
+            if answer is None and soon and len(self._waiting) < _MOST_WAITING:
                 self._waiting.append((number, told, query, until))
                 return
         if answer is not None:
