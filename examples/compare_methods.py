@@ -8,7 +8,8 @@ results = {
     name: coterie.run(coterie.method(name, **settings), population, model, rounds=10)
     for name, settings in {"local": {}, "fedavg": {}, "ifca": {"k": 3}}.items()
 }
-alone = dict(zip(results["local"].client_ids, results["local"].per_client_accuracy, strict=True))
+alone = results["local"].per_client_accuracy
 for name, result in results.items():
-    gains = [now - alone[client] for client, now in zip(result.client_ids, result.per_client_accuracy, strict=True)]
-    print(f"{name}: {result.accuracy:.1%} mean accuracy, {sum(gain > 0 for gain in gains)} of 12 clients gain by it")
+    pairs = zip(alone, result.per_client_accuracy, strict=True)
+    gain = sum(before is not None and now is not None and now > before for before, now in pairs)
+    print(f"{name}: {result.accuracy:.1%} mean accuracy; {gain} of 12 clients do better than alone")

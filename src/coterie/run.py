@@ -108,7 +108,7 @@ def run(
 
 
 def _with_rate(method: Method | RoundMethod[Any], population: Population) -> Method | RoundMethod[Any]:
-    """The method with a named scenario's learning rate, where it has none itself and the optimiser is the scenario's."""
+    """The method with a named scenario's learning rate, where it has none and the optimiser is the scenario's."""
     training: Mapping[str, Any] = getattr(population, "training", {})
     if not isinstance(method, LocalTraining):
         return method
