@@ -91,7 +91,7 @@ def run(
 
 
 def _with_rate(method: ServerMethod[Any], population: Population) -> ServerMethod[Any]:
-    """The method with a named scenario's learning rate, where it has none itself and the optimiser is the scenario's."""
+    """The method with a named scenario's learning rate, where it has none and the optimiser is the scenario's."""
     training: Mapping[str, Any] = getattr(population, "training", {})
     rate = training.get(f"{method.name}.lr", training.get("lr"))
     if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:

@@ -21,6 +21,7 @@ from coterie.errors import CoterieError
 from coterie.methods.md_icfl import MDICFL
 from coterie.report.panels import Heatmap, ImageGrid
 from coterie.run import run
+from coterie.states import row
 from coterie.task import Task
 
 from ..tiny import batchnorm_net, fingerprint, largest_gap, made, one_weight, rows, small_net
@@ -188,7 +189,8 @@ def test_an_empty_cluster_keeps_its_model(digits: OwnPopulation) -> None:
     empty = set(range(9)) - set(result.clusters or [])
     assert empty
     for k in range(9):
-        assert (largest_gap(result.models[f"cluster-{k}"], start) == 0) == (k in empty)
+        assert (largest_gap(row(result.state.models, k), start) == 0) == (k in empty)
+    assert set(result.models) == {f"cluster-{k}" for k in set(range(9)) - empty}, "nobody's models are not saved"
 
 
 def test_absent_clients_keep_their_cluster_and_newcomers_get_one(digits: OwnPopulation) -> None:
