@@ -7,7 +7,7 @@ import pytest
 from coterie.data.own import OwnPopulation
 from coterie.engine.faults import Faults
 from coterie.engine.simulate import EngineOptions
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, NothingLearnt
 from coterie.methods.fedavg import FedAvg
 from coterie.run import run
 
@@ -52,10 +52,13 @@ def test_a_refused_reply_does_not_enter_the_mean() -> None:
     clients = rows(([1.0], [2]), ([1.0] * 3, [6] * 3))
     seen = set()
     for seed in range(12):
-        result = run(FedAvg(**STEP), clients, one_weight(), rounds=1, seed=seed, loss="mse", faults=Faults(nan=0.5))  # type: ignore[arg-type]
+        try:
+            result = run(FedAvg(**STEP), clients, one_weight(), rounds=1, seed=seed, loss="mse", faults=Faults(nan=0.5))  # type: ignore[arg-type]
+        except NothingLearnt:
+            continue  # with both replies lost there is no mean
         seen.add((result.failures, round(float(result.models["global"]["weight"]), 5)))
-    assert seen <= {(0, 2.5), (1, 1.0), (1, 3.0), (2, 0.0)}
-    assert len(seen) > 2
+    assert seen <= {(0, 2.5), (1, 1.0), (1, 3.0)}
+    assert len(seen) > 1
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def accuracy_over_bytes(run: RunFolder) -> Figure:
 
 def groups_over_rounds(run: RunFolder) -> Figure:
     """How many clusters there are, and how well they agree with the truth where it is known."""
-    count = _line("groups found", run.rounds, run.column("n_clusters"), 2)
+    count = _line("groups", run.rounds, run.column("n_clusters"), 2)
     count["line"]["shape"] = "hv"
     data = [count]
     agreement = any(value is not None for value in run.column("ari"))
