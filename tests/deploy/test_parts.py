@@ -168,6 +168,22 @@ def test_a_message_is_put_together_only_if_it_is_not_too_long() -> None:
         put_together(name, contents, 11 << 20)
 
 
+@pytest.mark.usefixtures("identity")
+def test_objects_of_flowers_that_are_parsed_are_short() -> None:
+    """A text of 2 MB, and an array that names pieces 300,000 times: JSON of any length was parsed."""
+    message = Message(content_of("x" * (2 << 20)), 1, "train.x")
+    contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    with pytest.raises(WireError, match="has an object of"):
+        put_together(message.object_id, contents, 1 << 30)
+    name, contents = objects_of(bytes(10))
+    array = next(key for key, content in contents.items() if content.startswith(b"Array "))
+    head, _, body = contents[array].partition(b"\0")
+    contents[array] = head + b"\0" + body.replace(b"[0]", b"[0" + b", 0" * 400_000 + b"]")
+    assert len(contents[array]) > 1 << 20
+    with pytest.raises(WireError, match="has an object of"):
+        put_together(name, contents, 1 << 30)
+
+
 class Grid:
     """Flower's grid with devices behind it, in this process."""
 
