@@ -275,6 +275,8 @@ def test_clients_must_agree_on_the_form_of_their_data() -> None:
     with pytest.raises(CoterieError, match="need a model"):
         agree(from_tables({"method": "fedavg", "scenario": {"data": "clinics"}}), {"a": HELLO})
     assert agree(own, {"a": HELLO}).classes == 10
+    scaled = {"name": "rotated-digits", "pixels": "symmetric"}  # as the simulator does, which served runs once did not
+    assert agree(from_tables({"method": "fedavg", "scenario": scaled}), {"a": HELLO}).normalise.mean == (0.5,)
 
 
 def test_a_clients_data_are_a_file_or_a_part_of_a_scenario(tmp_path: Path) -> None:
