@@ -14,8 +14,8 @@ from .drift import Drift
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Source, numbered
-from .samples import Normalise, Samples
-from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, Scenario
+from .samples import Samples
+from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, Scenario, scaled
 from .share import Sharing, share_own_test, share_split
 from .shift import Shift, combine, cycles, domains, rotations, swaps
 from .users import build_users
@@ -145,7 +145,7 @@ class _Given:
             test_samples=default.test_samples if self.test_samples is None else self.test_samples,
             groups=default.groups if self.groups is None else self.groups,
             image_size=default.image_size if self.image_size is None else self.image_size,
-            normalise=Normalise(*PIXELS[self.pixels], default.normalise.scale) if self.pixels else default.normalise,
+            normalise=scaled(default, self.pixels or None),
         )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coterie.errors import unknown
+
 from .samples import Normalise
 from .sources.digits import LEVELS
 
@@ -54,6 +56,15 @@ class Scenario:
     """Whether a client may be given more samples than a small source has, some of them twice."""
     training: Training = field(default_factory=dict)
     """Local training unless the user says otherwise: fields of every method, or METHOD.field for one alone."""
+
+
+def scaled(scenario: Scenario, pixels: str | None) -> Normalise:
+    """How a scenario's pixels become inputs: as it says, or by a name in `PIXELS`."""
+    if pixels is None:
+        return scenario.normalise
+    if pixels not in PIXELS:
+        raise unknown("scale of pixels", pixels, PIXELS)
+    return Normalise(*PIXELS[pixels], scenario.normalise.scale)
 
 
 _UNIT = Normalise(scale=1 / 255)

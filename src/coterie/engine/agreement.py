@@ -9,7 +9,7 @@ from statistics import median_high
 
 from coterie.config import RunConfig
 from coterie.data.samples import ClientId
-from coterie.data.scenarios import SCENARIOS, Scenario
+from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.engine.boundary import check
 from coterie.engine.orders import Agreement, Hello, pooled, settings_of
 from coterie.errors import CoterieError
@@ -84,7 +84,7 @@ def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> Agreement:
         model=model,
         shape=shape,
         classes=classes,
-        normalise=named.normalise if named is not None else pooled(fitting),
+        normalise=scaled(named, config.scenario.pixels) if named is not None else pooled(fitting),
         dtype=config.dtype,
         seed=config.seed,
         use_kernel=config.engine.kernel,

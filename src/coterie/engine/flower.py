@@ -37,6 +37,7 @@ _HELLO_SECONDS = 3.0
 _HELLO_LIFE = 3600.0
 _TOLD_LIFE = 60.0
 _LONGEST_TOLD = 1000
+_MOST_TURNED_AWAY = 1000
 
 
 def content_of(text: str, payload: bytes | None = None) -> RecordDict:
@@ -114,6 +115,7 @@ class FlowerTransport:
         self._clients: dict[ClientId, _Node] = {}
         self._quiet: set[int] = set()
         self._displaced: dict[int, ClientId] = {}
+        self._turned_away = 0
 
     def look(self) -> Mapping[ClientId, Hello]:
         """Who is there: nodes that Flower sees, that have introduced themselves and that answered when last asked."""
@@ -179,7 +181,10 @@ class FlowerTransport:
                 raise wire.WireError(f"it calls itself {hello.name!r}, but its key is that of {proper!r}")
         except CoterieError as error:
             self._refused.add(node)
-            self._note(f"turned away a client (Flower's node {node}): {error}")
+            self._turned_away += 1
+            if self._turned_away <= _MOST_TURNED_AWAY:
+                rest = "; more are not listed" if self._turned_away == _MOST_TURNED_AWAY else ""
+                self._note(f"turned away a client (Flower's node {node}): {error}{rest}")
             self._say(node, f"you were turned away: {error}")
             return
         before = self._clients.get(hello.name)

@@ -30,6 +30,7 @@ _LOOK_SECONDS = 0.2
 _OFFENCES = 2
 _BREAK = 4
 _LONGEST_BREAK = 256
+_MOST_CLIENTS = 100_000  # that can ever take part in one run: without keys, anybody can come under any number of names
 
 
 class Transport(Protocol):
@@ -154,6 +155,7 @@ class RemoteFederation(Engine):
             client: hello
             for client, hello in there.items()
             if self._breaks.get(client, 0) <= self.round and self._fits(client, hello)
+            if client in self._known or len(self._known) < _MOST_CLIENTS
         }
 
     def _fits(self, client: ClientId, hello: Hello) -> bool:
