@@ -10,11 +10,18 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, local_sgd, losses
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, Replies, on_client
+from coterie.core.cohort import Cohort, local_sgd, losses
+from coterie.core.federation import Federation, Replies, on_client
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    count,
+    group_means,
+    row,
+    spread,
+)
 from coterie.methods.base import Log, Models, ServerMethod, Trained
-from coterie.states import Stack, State, count, group_means, row, spread
 
 
 class HasClusters(Protocol):

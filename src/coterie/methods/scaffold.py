@@ -9,11 +9,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, local_sgd, steps
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, on_client
+from coterie.core.cohort import Cohort, local_sgd, steps
+from coterie.core.federation import Federation, on_client
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    axpy,
+    mean,
+    minus,
+    spread,
+    stack,
+)
 from coterie.methods.base import Log, ServerMethod
-from coterie.states import Stack, State, axpy, mean, minus, spread, stack
 
 _COMMON = ("model", "control")
 

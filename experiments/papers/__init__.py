@@ -1,0 +1,1 @@
+"""The papers as data: settings and published numbers, one TOML file each; `python -m experiments` reads them."""
