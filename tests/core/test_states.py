@@ -14,6 +14,7 @@ from coterie.core.rng import torch_rng
 from coterie.core.states import (
     Stack,
     axpy,
+    bag_means,
     clone,
     concat,
     cosine,
@@ -178,3 +179,15 @@ def test_distance_and_cosine_by_hand() -> None:
 
 def test_nbytes_counts_raw_numbers() -> None:
     assert nbytes({"w": torch.zeros(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) == 3 * 2 * 4 + 3 * 8
+
+
+def test_bag_means_are_by_the_function_that_is_given() -> None:
+    """Rows 0 and 2 of [1, 2, 4] give 5 / 2, row 1 alone 2; a function that says 7 is believed. Counters are rounded."""
+    models = {"w": torch.tensor([[1.0], [2.0], [4.0]]), "n": torch.tensor([1, 2, 4])}
+    members, sizes = torch.tensor([0, 2, 1]), torch.tensor([2, 1])
+    plain = bag_means(models, members, sizes)
+    assert plain["w"].tolist() == [[2.5], [2.0]]
+    assert plain["n"].tolist() == [2, 2]  # 2.5, to even
+    sevens = bag_means(models, members, sizes, lambda rows, _, sizes: torch.full((len(sizes), rows.shape[1]), 7.25))
+    assert sevens["w"].tolist() == [[7.25], [7.25]]
+    assert sevens["n"].tolist() == [7, 7]

@@ -22,7 +22,8 @@ import pytest
 import torch
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, Scores
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import Scores
 from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.simulation.faults import Faults

@@ -7,7 +7,7 @@ message there and the replies back, counts the bytes, refuses bad replies by nam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -21,6 +21,7 @@ from coterie.core.rng import Key, rng
 from coterie.core.samples import ClientId
 from coterie.core.states import State
 from coterie.core.task import Task
+from coterie.core.threads import done_beside
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -125,6 +126,7 @@ class Federation(Protocol):
         common: Sequence[str] = (),
         purpose: Purpose = "train",
         counted: bool = True,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Replies[R]:
         """Have clients run a client function of the method.
 
@@ -132,11 +134,19 @@ class Federation(Protocol):
         `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows. The
         parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
         nothing passes between a server and its clients, the simulator only makes peers do their own work.
+        `meanwhile` is work of the server that needs none of the replies. It is done once, beside the clients' work
+        where the federation can, else after it (`functools.cache` lets the method call it again for its result).
         """
         question = Question(function, ids, same, each, rows, common, purpose, counted)
-        replies = self.answer(question)
+        with nullcontext() if meanwhile is None else done_beside(meanwhile, thread=self.waits):
+            replies = self.answer(question)
         self.heard(question, replies)
         return replies
+
+    @property
+    def waits(self) -> bool:
+        """Whether this process leaves time for a thread of the server's while clients work."""
+        return True
 
     def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
         """Replies have come; a federation that counts them does so here."""

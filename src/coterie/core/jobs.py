@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,14 +15,21 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
 from coterie.core.threads import one_thread
-from coterie.methods.base import RoundMethod
+
+
+class Asked(Protocol):
+    """A method, as far as client work needs it: its client functions are found by name."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """What every worker knows from the start."""
 
-    method: RoundMethod[Any]
+    method: Asked
     task: Task
     population: Population
     seed: int

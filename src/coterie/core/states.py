@@ -8,16 +8,15 @@ Integer buffers (BatchNorm's batch counter) are part of the state everywhere: th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from coterie.kernel import rows as peers
-from coterie.kernel.library import Library
-
 State = dict[str, Tensor]
 Stack = dict[str, Tensor]
+RowMeans = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of rows [R, D], members and sizes, as `row_means` takes them."""
 
 
 def stack(states: Sequence[State]) -> Stack:
@@ -91,23 +90,24 @@ def group_means(models: Stack, weights: Tensor, groups: Tensor, previous: Stack)
     }
 
 
-def bag_means(models: Stack, members: Tensor, sizes: Tensor, library: Library | None = None) -> Stack:
+def row_means(rows: Tensor, members: Tensor, sizes: Tensor) -> Tensor:
+    """Plain means of a few rows of a matrix [R, D] each, [len(sizes), D]; see `bag_means`."""
+    starts = sizes.cumsum(0) - sizes
+    return torch.nn.functional.embedding_bag(members, rows, starts, mode="mean")
+
+
+def bag_means(models: Stack, members: Tensor, sizes: Tensor, means: RowMeans = row_means) -> Stack:
     """Plain means of a few models each: of those at the first `sizes[0]` rows in `members`, at the next `sizes[1]`, ...
 
-    Computed by the compiled kernel where there is one, else by torch.
+    `means` computes them from rows of numbers.
     """
-    return {name: _bag_means(tensor, members, sizes, library) for name, tensor in models.items()}
+    return {name: _bag_means(tensor, members, sizes, means) for name, tensor in models.items()}
 
 
-def _bag_means(tensor: Tensor, members: Tensor, sizes: Tensor, library: Library | None) -> Tensor:
+def _bag_means(tensor: Tensor, members: Tensor, sizes: Tensor, means: RowMeans) -> Tensor:
     exact = tensor if tensor.is_floating_point() else tensor.double()
-    rows = exact.reshape(len(exact), -1)
-    if library is not None and peers.takes(rows):
-        means = peers.means(library, rows, members, sizes)
-    else:
-        starts = sizes.cumsum(0) - sizes
-        means = torch.nn.functional.embedding_bag(members, rows, starts, mode="mean")
-    shaped = means.reshape(len(sizes), *tensor.shape[1:])
+    mixed = means(exact.reshape(len(exact), -1), members, sizes)
+    shaped = mixed.reshape(len(sizes), *tensor.shape[1:])
     return shaped if tensor.is_floating_point() else shaped.round().to(tensor.dtype)
 
 

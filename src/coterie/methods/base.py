@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, Optimiser, evaluate
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
-from coterie.core.optimiser import DEFAULT_RATES, OptimiserName
+from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State

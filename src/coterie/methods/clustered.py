@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd, losses
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import losses
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
@@ -21,6 +22,7 @@ from coterie.core.states import (
     row,
     spread,
 )
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 
 

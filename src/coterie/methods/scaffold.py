@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd, steps
+from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
@@ -21,6 +21,7 @@ from coterie.core.states import (
     spread,
     stack,
 )
+from coterie.core.training import local_sgd, steps
 from coterie.methods.base import Log, ServerMethod
 
 _COMMON = ("model", "control")

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from coterie import kernel
 from coterie.core import wire
 from coterie.core.cohort import Memory
+from coterie.core.compiled import Refusal
 from coterie.core.errors import CoterieError
 from coterie.core.federation import (
     Arrival,
@@ -39,7 +39,6 @@ from coterie.core.task import Task
 from coterie.data.describe import largest_share
 from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
-from coterie.methods.p2p.topology import carry
 from coterie.simulation.faults import Faults
 from coterie.simulation.malloc import keep_freed_blocks
 from coterie.simulation.workers import (
@@ -153,14 +152,20 @@ class Simulator(Engine):
     @property
     def path(self) -> str:
         """Which way local training is computed, and why."""
-        if isinstance(self.task.net, kernel.Net):
+        refusal = self.task.compiled
+        if not isinstance(refusal, Refusal):
             return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
         how = "processes" if self._forks else "thread" if self.workers == 1 else "threads"
-        return f"torch, {self.workers} {how} ({self.task.net.reason})"
+        return f"torch, {self.workers} {how} ({refusal.reason})"
+
+    @property
+    def waits(self) -> bool:
+        """The kernel releases the interpreter's lock; autograd does not, and no thread may be busy when it forks."""
+        return not isinstance(self.task.compiled, Refusal)
 
     @property
     def _forks(self) -> bool:
-        fits = not isinstance(self.task.net, kernel.Net) and self.workers > 1
+        fits = isinstance(self.task.compiled, Refusal) and self.workers > 1
         return fits and "fork" in get_all_start_methods()
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
@@ -292,7 +297,7 @@ class Simulator(Engine):
 
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""
-        arrivals = carry(self._faults, self.seed, self.round, askers, answered)
+        arrivals = self._faults.carry(self.seed, self.round, askers, answered)
         self.ledger.up["train"] += int((answered.sum(1) * size).sum())
         self.ledger.down["train"] += int(((arrivals != Arrival.LOST).sum(1) * size).sum())
         return arrivals

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from coterie.core.cohort import Cohort, Optimiser, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation, draw_clients, on_client
+from coterie.core.optimiser import Optimiser
 from coterie.core.panels import Panel
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId
@@ -24,6 +25,7 @@ from coterie.core.states import (
     spread,
 )
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
 from coterie.methods.embedding.bits import (

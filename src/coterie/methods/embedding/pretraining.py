@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, Optimiser, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.states import State, row, spread
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.data.datasets import DATASETS, data_root, load
 from coterie.data.sources.images import read_images
 from coterie.models import MODELS, AutoEncoder, build_model

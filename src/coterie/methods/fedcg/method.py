@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from coterie.core.cohort import Cohort, evaluate, local_sgd
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Federation,
     Nothing,
@@ -32,6 +33,7 @@ from coterie.core.states import (
     stack,
 )
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
 from coterie.methods.fedcg.domains import (
     domain_panels,
@@ -41,11 +43,11 @@ from coterie.methods.fedcg.domains import (
 )
 from coterie.methods.fedcg.equipartition import soft_assignments
 from coterie.methods.fedcg.finders import FINDERS, Finder, TeacherFinder
-from coterie.methods.fedcg.layers import Wrapping, plain
+from coterie.methods.fedcg.graph import FixedAdjacency, Graph, Sigma, WKind, distance_adjacency, fixed_adjacency
+from coterie.methods.fedcg.layers import ResidualStart
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Sums, Weigh, Weighed
-from coterie.models.domain_graph import FixedAdjacency, Graph, Sigma, WKind, distance_adjacency, fixed_adjacency
-from coterie.models.domains import DomainNet, fedcg
-from coterie.models.residual import ResidualStart
+from coterie.methods.fedcg.network import DomainNet, fedcg
+from coterie.methods.fedcg.wrapping import Wrapping, plain
 
 _COMMON = ("model", "teacher", "student")
 _LEAST = {"domains": 1, "bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,8 +30,6 @@ from coterie.core.states import (
     stack,
 )
 from coterie.core.task import Task
-from coterie.core.threads import worker_pool
-from coterie.kernel import Net
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import ModelPerCluster, cluster_sizes, distinct_starts
 from coterie.methods.md_icfl.distance import (
@@ -276,14 +275,10 @@ class MDICFL(ModelPerCluster[Distanced]):
     ) -> tuple[Replies[Trained], _Made | None]:
         """Lines 3 and 5-7. The samples need the cluster models only and are made while the clients train."""
         ids, places, message = list(rows), list(rows.values()), Models(state.models)
-        # where clients are forked processes (no kernel) a busy thread must not be about: then one after the other
-        if not wanted or not isinstance(fed.task.net, Net):
-            made = self._sample(state, fed) if wanted else None
-            return fed.ask(self.train, ids, each=message, rows=places), made
-        with worker_pool(1) as beside:
-            later = beside.submit(self._sample, state, fed)
-            replies = fed.ask(self.train, ids, each=message, rows=places)
-            return replies, later.result()
+        if not wanted:
+            return fed.ask(self.train, ids, each=message, rows=places), None
+        made = cache(partial(self._sample, state, fed))
+        return fed.ask(self.train, ids, each=message, rows=places, meanwhile=made), made()
 
     def _sample(self, state: Distanced, fed: Federation) -> _Made:
         """Line 3: the pseudo data sets D_j^k of all clusters."""

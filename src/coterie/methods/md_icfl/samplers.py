@@ -23,7 +23,6 @@ from coterie.core.states import (
     row,
 )
 from coterie.core.task import Task
-from coterie.kernel import Net
 from coterie.kernel import bridge as fast
 
 _TINY = 1e-12  # the norm has no gradient at 0
@@ -59,8 +58,8 @@ class _Readers:
     """
 
     def __init__(self, task: Task, clusters: Stack) -> None:
-        self._dtype, self._net = task.dtype, task.net
-        if isinstance(self._net, Net):
+        self._dtype, self._net = task.dtype, fast.net_of(task)
+        if self._net is not None:
             self._vectors = fast.vectors(self._net, clusters)
             return
         self._module = task.module.eval()
@@ -74,7 +73,7 @@ class _Readers:
         return torch.tensor([loss for loss, _ in each]), torch.stack([gradient for _, gradient in each]).to(x.dtype)
 
     def _one(self, cluster: int, x: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        if isinstance(self._net, Net):
+        if self._net is not None:
             return self._net.input_gradient(self._vectors[cluster], x.contiguous(), labels.contiguous())
         inputs = _plain(x).requires_grad_()
         with torch.enable_grad():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.federation import (
     Failure,
     check_reply,
@@ -28,13 +28,15 @@ from coterie.core.federation import (
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId
 from coterie.core.states import (
+    RowMeans,
     Stack,
     State,
     bag_means,
     concat,
+    row_means,
 )
+from coterie.core.training import local_sgd
 from coterie.kernel import bridge as fast
-from coterie.kernel.library import Library
 from coterie.methods.base import LocalTraining
 from coterie.methods.p2p.topology import (
     NOBODY,
@@ -196,7 +198,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         Trained models are averaged with equal weights, 1 / (k + 1), the peer's own among them.
         """
         new, chosen = self.select(c, node, inbox, self.measure(c, node, inbox))
-        return aggregate(inbox, chosen, fast.library_of(c.task)), new, chosen
+        return aggregate(inbox, chosen, fast.row_means(c.task)), new, chosen
 
     def unpack_node(self, parts: Mapping[str, Tensor]) -> N:
         """The inverse of `pack_node`."""
@@ -209,11 +211,11 @@ def pack_node(node: object) -> dict[str, Tensor]:
     return wire.pack(node)[1]
 
 
-def aggregate(inbox: Inbox, chosen: Tensor, library: Library | None = None) -> Stack:
+def aggregate(inbox: Inbox, chosen: Tensor, means: RowMeans = row_means) -> Stack:
     """The mean of every peer's own trained model and the chosen ones."""
     bags = torch.cat([inbox.own[:, None], inbox.index], dim=1)
     taken = torch.cat([torch.ones(len(chosen), 1, dtype=torch.bool), chosen], dim=1)
-    return bag_means(inbox.pool.model, bags[taken], chosen.sum(1) + 1, library)
+    return bag_means(inbox.pool.model, bags[taken], chosen.sum(1) + 1, means)
 
 
 def best(scores: Tensor, keys: Tensor, usable: Tensor, number: int) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, score
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import score
 from coterie.core.states import (
     Stack,
     State,

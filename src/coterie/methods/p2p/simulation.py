@@ -237,7 +237,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         answered = torch.tensor([position[client] for client in met.ids])
         node = {name: trimmed(put(state.node[name], rows, met.value.node[name])) for name in state.node}
         mine = replace(inbox, own=inbox.own[answered], index=inbox.index[answered])
-        models = aggregate(mine, met.value.chosen, fast.library_of(fed.task))
+        models = aggregate(mine, met.value.chosen, fast.row_means(fed.task))
         received = state.received.clone()
         received[rows] += inbox.mask[answered].sum(1)
         changed = replace(
