@@ -195,6 +195,15 @@ class KeepsSomeBack(Protocol):
         """What is asked inside counts as evaluation, and leaves nothing behind in any client's memory."""
 
 
+@runtime_checkable
+class HasAttackers(Protocol):
+    """A federation that knows who attacks it (the simulator): only the honest are judged."""
+
+    @property
+    def attackers(self) -> frozenset[ClientId]:
+        """Their names."""
+
+
 class Arrival(IntEnum):
     """What becomes of an answer on its way from one peer to another."""
 
@@ -238,12 +247,14 @@ def check_reply(
     limit: float,
     like: Rows | None = None,
     unbounded: Sequence[str] = (),
+    said: Tensor | None = None,
 ) -> tuple[list[int], dict[ClientId, Failure]]:
     """Which rows of a stacked reply are usable, and what is wrong with the others.
 
     Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
     every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`, and
-    nothing else longer than any honest sum.
+    nothing else longer than any honest sum. A `size`, by which a reply weighs, must be what the client `said` when it
+    joined.
     """
     bad: dict[ClientId, Failure] = {}
     norms = torch.zeros(len(names), dtype=torch.float64)
@@ -273,4 +284,9 @@ def check_reply(
         bad.setdefault(
             names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {limit:.3g} allowed")
         )
+    if said is not None and "size" in reply and reply["size"].numel() == len(names):
+        claimed, known = reply["size"].flatten().double(), said.flatten().double()
+        for index in torch.nonzero((claimed != known) | (claimed < 0)).flatten().tolist():
+            text = f"it claims {claimed[index]:g} samples and said {known[index]:g} when it joined"
+            bad.setdefault(names[index], Failure("refused", text))
     return [index for index, name in enumerate(names) if name not in bad], bad

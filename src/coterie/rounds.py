@@ -15,7 +15,7 @@ import torch
 from coterie.cohort import Memory
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError, Unfinished
-from coterie.federation import Engine, KeepsSomeBack, Ledger
+from coterie.federation import Engine, HasAttackers, KeepsSomeBack, Ledger
 from coterie.folder import Row, RunFolder
 from coterie.interrupts import held_back
 from coterie.methods.base import Log, ServerMethod
@@ -254,7 +254,9 @@ class _Experiment:
         return float((correct / count).mean()), float(correct.sum() / count.sum())
 
     def _judge(self, state: Any) -> _Judgement:
-        replies = self.method.assess(state, self.fed, self._some(self.fed.ids))
+        attackers = self.fed.attackers if isinstance(self.fed, HasAttackers) else ()
+        honest = [client for client in self.fed.ids if client not in attackers]
+        replies = self.method.assess(state, self.fed, self._some(honest))
         if replies.value is None:
             why = next((f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "nobody is there")
             raise CoterieError(f"{self.method.name}: no client could judge its model ({why}); try a smaller lr.")

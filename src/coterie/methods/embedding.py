@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.aggregate import combined, combined_one
 from coterie.clustering.autoencoder import Encoder, fresh_encoder, load_encoder, read_public, train_on_public
 from coterie.clustering.centroids import Centroids
 from coterie.clustering.drift import follow
@@ -34,7 +35,7 @@ from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
 from coterie.report.panels import Panel
 from coterie.rng import rng
-from coterie.states import Stack, concat, group_means, mean, row, spread
+from coterie.states import Stack, concat, row, spread, take
 from coterie.task import Task
 
 SECRET_VARIABLE = "COTERIE_SECRET"
@@ -171,7 +172,9 @@ class Embedding(ModelPerCluster[Groups]):
             drawn = draw_clients(fed.ids, self.encoder_fraction, fed.rng("compressing clients", turn))
             replies = fed.ask(self.compress, drawn, same=Compression(autoencoder, turn))
             if replies.value is not None:
-                trained = mean(replies.value.autoencoder.models, replies.value.size)
+                trained = combined_one(
+                    self.aggregate, replies.value.autoencoder.models, replies.value.size, autoencoder.state
+                )
                 autoencoder = replace(autoencoder, state=trained)
         return autoencoder
 
@@ -256,13 +259,19 @@ class Embedding(ModelPerCluster[Groups]):
             state, log = self._follow_drift(state, fed)
         ids = [client for client in fed.sample(self.fraction) if client in state.cluster]
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=state.of(ids))
+        rows = torch.tensor(state.of(replies.ids), dtype=torch.int64)
+        replies = self.usable(fed, replies, take(state.models, rows))
         if replies.value is None:
             return state, log
         trained, size = replies.value.model, replies.value.size
-        models = group_means(trained, size, torch.tensor(state.of(replies.ids)), state.models)
-        base = mean(trained, size) if self.shared else {}
-        for name in fed.task.parameters[: self.shared]:
-            models[name] = base[name].expand_as(models[name]).clone()
+        groups = torch.tensor(state.of(replies.ids))
+        models = combined(self.aggregate, trained, size, groups, state.models)
+        if self.shared:
+            sent = take(state.models, groups)
+            first = {name: tensor[:1] for name, tensor in state.models.items()}
+            base = combined(self.aggregate, trained, size, torch.zeros_like(groups), first, sent)
+            for name in fed.task.parameters[: self.shared]:
+                models[name] = base[name].expand_as(models[name]).clone()
         return replace(state, models=models), log
 
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from coterie.aggregate import combined, combined_one
 from coterie.clustering.domains import (
     UNEVEN,
     Moments,
@@ -41,7 +42,7 @@ from coterie.models.domain_graph import FixedAdjacency, Sigma, WKind, distance_a
 from coterie.models.domains import DomainNet, Graph, domain_classifier, fedcg
 from coterie.models.residual import ResidualStart
 from coterie.report.panels import Panel
-from coterie.states import Stack, State, distance, flat, mean, spread, stack
+from coterie.states import Stack, State, distance, flat, spread, stack
 from coterie.task import Task
 
 _COMMON = ("model", "teacher", "student")
@@ -156,6 +157,7 @@ class FedCG(ServerMethod[Domains]):
             "start": "random",
             "averaging": "clients",
             "routing": "image",
+            "aggregate": "mean",
         },
     }
 
@@ -227,12 +229,15 @@ class FedCG(ServerMethod[Domains]):
 
     def _from_models(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Domains:
         replies = fed.ask(self.train_alone, ids, same=Models(fed.task.init(fed.seed)))
+        replies = self.usable(fed, replies, spread(fed.task.init(fed.seed), len(replies.ids)))
         if replies.value is None:
             return state
         labels = kmeans(flat(replies.value.model), self.domains, _seed(fed))
-        each = [mean(replies.value.model, (labels == d).double()) for d in range(int(labels.max()) + 1)]
+        first = spread(fed.task.init(fed.seed), int(labels.max()) + 1)
+        equal = torch.ones(len(labels), dtype=torch.float64)
+        each = combined(self.aggregate, replies.value.model, equal, labels, first)
         cluster = dict(zip(replies.ids, labels.tolist(), strict=True))
-        return replace(state, cluster=cluster, centres=flat(stack(each)))
+        return replace(state, cluster=cluster, centres=flat(each))
 
     @on_client
     def train_alone(self, c: Cohort, sent: Models) -> Trained:
@@ -254,16 +259,19 @@ class FedCG(ServerMethod[Domains]):
         """Train network and student on the sampled clients, average, then measure how close domains are."""
         ids, state = fed.sample(self.fraction), self._searched(state, fed)
         replies = fed.ask(self.train, ids, each=self._message(state, fed, ids), common=_COMMON)
+        replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
         if replies.value is None:
             return state, {}
-        counts = replies.value.counts.sum(0).double()
+        counts = _told(replies.value.counts, replies.value.size).sum(0)
         model = self._averaged(replies.value, state.model)
         if self.graph == "distance":
             theta = torch.cat([model[name].double() for name in model if name.endswith(".residual")], dim=1)
             model["adjacency"] = distance_adjacency(
                 theta, self.beta, sharpness=self.sharpness, samples=counts, few=self.few
             ).to(model["adjacency"].dtype)
-        student = mean(replies.value.student, replies.value.size) if self.find == "classifier" else state.student
+        student = state.student
+        if self.find == "classifier":
+            student = combined_one(self.aggregate, replies.value.student, replies.value.size, state.student)
         renewed = (fed.round + 1) % self.teacher_every == 0
         log = self._measures(model, counts, replies.value)
         history = {key: [*state.history.get(key, []), value] for key, value in log.items() if isinstance(value, float)}
@@ -335,16 +343,18 @@ class FedCG(ServerMethod[Domains]):
 
     def _averaged(self, replies: Report, previous: State) -> State:
         """FedAvg; residuals by the samples of their domain, or (reach) of all who borrow from it, as they do."""
-        model = mean(replies.model, replies.size)
+        model = combined_one(self.aggregate, replies.model, replies.size, previous)
         if self.averaging == "clients":
             return model
-        reached = replies.counts.double()
+        reached = _told(replies.counts, replies.size)
         if self.averaging == "reach" and "adjacency" in previous:
             reached = reached @ previous["adjacency"].double()
-        shares = reached / reached.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-        for name in [name for name in model if name.endswith(".residual")]:
-            mixed = torch.einsum("cd,cdq->dq", shares.to(model[name].dtype), replies.model[name])
-            model[name] = torch.where((reached.sum(0) > 0)[:, None], mixed, previous[name])
+        residuals = [name for name in model if name.endswith(".residual")]
+        for d in range(self.domains):
+            own = {name: replies.model[name][:, d] for name in residuals}
+            before = {name: previous[name][d] for name in residuals}
+            for name, tensor in combined_one(self.aggregate, own, reached[:, d], before).items():
+                model[name][d] = tensor
         return model
 
     def _measures(self, model: State, counts: Tensor, replies: Report) -> Log:
@@ -393,6 +403,12 @@ class FedCG(ServerMethod[Domains]):
 def _classifier(shape: tuple[int, ...], domains: int, normalise: Normalise, dtype: torch.dtype) -> Task:
     """The task of telling domains apart; made once, because its scratch network is."""
     return Task(partial(domain_classifier, shape, domains), shape, domains, normalise, dtype=dtype)
+
+
+def _told(counts: Tensor, size: Tensor) -> Tensor:
+    """Samples by domain, [C, D], which are as many as the client has: nobody weighs more by claiming more of them."""
+    given = counts.double().clamp_min(0)
+    return given * (size.double() / given.sum(1).clamp_min(1))[:, None]
 
 
 def _seed(fed: Federation) -> int:

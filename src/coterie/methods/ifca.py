@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from coterie.aggregate import combined
 from coterie.cohort import Cohort, evaluate, local_sgd
 from coterie.data.samples import ClientId
 from coterie.errors import CoterieError
@@ -21,7 +22,7 @@ from coterie.methods.clustered import (
     distinct_starts,
     least_loss,
 )
-from coterie.states import Stack, group_means, take
+from coterie.states import Stack, take
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,12 @@ class IFCA(ClusterMethod):
     def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
         """One round; an empty cluster keeps its model."""
         replies = fed.ask(self.select_and_train, fed.sample(self.fraction), same=Models(state.models))
+        if replies.value is not None:
+            replies = self.usable(fed, replies, take(state.models, replies.value.cluster))
         if replies.value is None:
             return state, {}
         chosen = replies.value.cluster
-        models = group_means(replies.value.model, replies.value.size, chosen, state.models)
+        models = combined(self.aggregate, replies.value.model, replies.value.size, chosen, state.models)
         known = {**state.cluster, **dict(zip(replies.ids, chosen.tolist(), strict=True))}
         moved = sum(state.cluster.get(client, new) != new for client, new in known.items())
         return Clusters(models, known), {"moved": moved, "sizes": cluster_sizes(chosen, self.k)}

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coterie.aggregate import combined
 from coterie.clustering.cosine_seeding import cosine_groups, directions, seeding_layer, steady
 from coterie.clustering.model_distance import label_shares, nearest, own_outputs, read_samples
 from coterie.clustering.pseudo_samples import (
@@ -30,7 +31,7 @@ from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import ModelPerCluster, cluster_sizes, distinct_starts
 from coterie.report.panels import Heatmap, Panel, image_grid
 from coterie.rng import rng, torch_rng
-from coterie.states import Stack, group_means, row, spread, stack
+from coterie.states import Stack, row, spread, stack, take
 from coterie.task import Task
 
 _MEMORY = 0.5  # what a client's earlier directions still count in the seeding
@@ -153,6 +154,7 @@ class MDICFL(ModelPerCluster[Distanced]):
         "paper": {
             "start": "independent", "seeding": "none", "per_class": 30, "warm_steps": 0, "generator_warm_steps": 0,
             "prior_mean": 0.5, "weighting": "equal", "lr": 0.1, "momentum": 0.0, "batch": 50, "epochs": 2,
+            "aggregate": "mean",
         },
     }  # fmt: skip
 
@@ -210,6 +212,7 @@ class MDICFL(ModelPerCluster[Distanced]):
         """Plain FedAvg until the clients' directions give the same K groups in successive rounds."""
         assert state.seeds is not None
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=[0] * len(ids))
+        replies = self.usable(fed, replies, spread(row(state.models, 0), len(replies.ids)))
         if replies.value is None:
             return state, {}
         trained, weights = replies.value.model, self._weights(replies.value)
@@ -223,13 +226,14 @@ class MDICFL(ModelPerCluster[Distanced]):
         groups = cosine_groups(vectors, self.k) if enough else {}
         # the one model as FedAvg computes it, bit for bit
         everyone = torch.zeros(len(replies.ids), dtype=torch.int64)
-        models = spread(row(group_means(trained, weights, everyone, stack([common])), 0), self.k)
+        models = spread(row(combined(self.aggregate, trained, weights, everyone, stack([common])), 0), self.k)
         alike = state.seeds.alike + 1 if steady(groups, state.seeds.groups) else 1
         if not groups or (alike < self.agree and fed.round + 1 < self.patience):
             alone = dict.fromkeys(vectors, 0)
             return replace(state, models=models, cluster=alone, seeds=Seeds(vectors, groups, alike)), {"seeded": 0}
         mine = torch.tensor([groups[client] for client in replies.ids])
-        models = group_means(trained, weights, mine, models)
+        sent = spread(common, len(replies.ids))
+        models = combined(self.aggregate, trained, weights, mine, models, sent)
         log: Log = {"seeded": 1, "sizes": cluster_sizes(mine, self.k)}
         return replace(state, models=models, cluster=groups, seeds=None, held=fed.round + 1 + self.hold), log
 
@@ -242,6 +246,8 @@ class MDICFL(ModelPerCluster[Distanced]):
         if self.k == 1 or blank:
             undecided = []
         replies, made = self._train_and_sample(state, fed, before, bool(undecided))
+        began = torch.tensor([before[client] for client in replies.ids], dtype=torch.int64)
+        replies = self.usable(fed, replies, take(state.models, began))
         if replies.value is None:
             return state, {}
         log: Log = {}
@@ -257,7 +263,8 @@ class MDICFL(ModelPerCluster[Distanced]):
             outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
             state = replace(state, samples=made.samples, generators=made.generators, outputs=outputs)
         groups = torch.tensor([chosen[client] for client in replies.ids])
-        models = group_means(trained, self._weights(replies.value), groups, state.models)
+        sent = take(state.models, torch.tensor([before[client] for client in replies.ids]))
+        models = combined(self.aggregate, trained, self._weights(replies.value), groups, state.models, sent)
         moved = sum(state.cluster.get(client, new) != new for client, new in chosen.items())
         log |= {"moved": moved, "sizes": cluster_sizes(groups, self.k)}
         return replace(state, models=models, cluster={**state.cluster, **chosen}), log

@@ -70,7 +70,9 @@ class PANM(SimulatedPeers[Matching]):
     paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
     summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
     node_type: ClassVar[type[Matching]] = Matching
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"weigh": "fixed", "guard": 0.0, "fill": False}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"weigh": "fixed", "guard": 0.0, "fill": False, "aggregate": "mean"}
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie import fast, wire
+from coterie.aggregate import Rule, combined_bags
 from coterie.cohort import Cohort, local_sgd
 from coterie.data.samples import ClientId
 from coterie.engine.network import NOBODY, Keys, draw, peer_key
@@ -24,7 +25,7 @@ from coterie.federation import Failure, check_reply, largest_norm, on_client
 from coterie.kernel.library import Library
 from coterie.methods.base import LocalTraining, Models
 from coterie.rng import rng
-from coterie.states import Stack, State, bag_means, concat
+from coterie.states import Stack, State, concat
 from coterie.task import Task
 
 N = TypeVar("N")
@@ -175,7 +176,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         Trained models are averaged with equal weights, 1 / (k + 1), the own one among them.
         """
         new, chosen = self.select(c, node, inbox)
-        return aggregate(inbox, chosen, fast.library_of(c.task)), new, chosen
+        return aggregate(inbox, chosen, fast.library_of(c.task), self.aggregate), new, chosen
 
     @on_client
     def begin(self, c: Cohort, sent: Models) -> Nodes:
@@ -199,11 +200,10 @@ def pack_node(node: object) -> dict[str, Tensor]:
     return wire.pack(node)[1]
 
 
-def aggregate(inbox: Inbox, chosen: Tensor, library: Library | None = None) -> Stack:
-    """The mean of every peer's own trained model and the chosen ones."""
-    bags = torch.cat([inbox.own[:, None], inbox.index], dim=1)
-    taken = torch.cat([torch.ones(len(chosen), 1, dtype=torch.bool), chosen], dim=1)
-    return bag_means(inbox.pool.model, bags[taken], chosen.sum(1) + 1, library)
+def aggregate(inbox: Inbox, chosen: Tensor, library: Library | None = None, rule: Rule = "mean") -> Stack:
+    """Every peer's own trained model and the chosen ones, averaged by a rule."""
+    others = torch.where(chosen, inbox.index, -1)
+    return combined_bags(rule, inbox.pool.model, inbox.own, others, library)
 
 
 def best(scores: Tensor, keys: Tensor, usable: Tensor, number: int) -> Tensor:

@@ -234,7 +234,7 @@ class SimulatedPeers(PeerMethod[N], ServerMethod[Network]):
         answered = torch.tensor([position[client] for client in met.ids])
         node = {name: _trimmed(_put(state.node[name], rows, met.value.node[name])) for name in state.node}
         mine = replace(inbox, own=inbox.own[answered], index=inbox.index[answered])
-        models = aggregate(mine, met.value.chosen, fast.library_of(fed.task))
+        models = aggregate(mine, met.value.chosen, fast.library_of(fed.task), self.aggregate)
         received = state.received.clone()
         received[rows] += inbox.mask[answered].sum(1)
         changed = replace(
