@@ -129,7 +129,8 @@ def distances(models: Stack, others: Stack) -> Tensor:
     total = torch.zeros(count(models), dtype=torch.float64)
     for name, tensor in models.items():
         if tensor.is_floating_point():
-            total += (tensor.double() - others[name].double()).reshape(len(total), -1).square().sum(1)
+            squares = (tensor.double() - others[name].double()).square()
+            total += squares.flatten(1).sum(1) if tensor.dim() > 1 else squares
     return total.sqrt()
 
 
@@ -161,6 +162,8 @@ def _clipped_bags(
 ) -> tuple[Stack, Tensor]:
     """The models with shortened ones added, and the bags with those in place of the long ones."""
     asker, column = torch.nonzero(taken, as_tuple=True)
+    if not len(asker):
+        return models, bags
     first, second = own[asker], others[asker, column]
     lengths = torch.zeros(others.shape, dtype=torch.float64)
     lengths[taken] = _pair_distances(models, first, second, library)

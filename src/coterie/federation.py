@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coterie.cohort import Cohort, Memory
 from coterie.data.samples import ClientId
+from coterie.errors import CoterieError
 from coterie.rng import Key, rng
 from coterie.states import State, flat, stack
 from coterie.task import Task
@@ -31,10 +32,43 @@ _LARGEST_GROWTH = 1e3
 _LARGEST_NORM = 1e10  # of an entry that is no model: far above any honest sum
 
 
-def on_client(function: F) -> F:
-    """Mark a method's function as one that runs on clients. Only marked functions can be asked for."""
-    function.on_client = True  # type: ignore[attr-defined]
-    return function
+TELLS: Mapping[str, str] = {
+    "models": "models trained on the client's data, and how many samples it has",
+    "scores": "losses, accuracies, and which of several models fits best",
+    "labels": "how often each class occurs, or answers that depend on it",
+    "brightness": "the mean of the inputs per channel",
+    "features": "first and second moments of features of the inputs",
+    "styles": "low frequencies of the images, class by class",
+    "embeddings": "bits of the mean code of each class, some of them flipped",
+}
+"""What the answer to a question can tell about a client, in the words of `coterie join --refuse`."""
+
+
+@overload
+def on_client(function: F, /) -> F: ...
+
+
+@overload
+def on_client(*tells: str) -> Callable[[F], F]: ...
+
+
+def on_client(*given: Any) -> Any:
+    """Mark a method's function as one that runs on clients, and say what its answer tells about them.
+
+    `@on_client("models")`, with words of `TELLS`; `@on_client()` where the answer tells nothing about the data. A bare
+    `@on_client` does not say, and is taken to tell everything. Only marked functions can be asked for.
+    """
+    if len(given) == 1 and callable(given[0]):
+        return on_client(*TELLS)(given[0])
+    unclear = set(given) - TELLS.keys()
+    if unclear:
+        raise CoterieError(f"{', '.join(sorted(unclear))}: not something that clients tell; use {', '.join(TELLS)}.")
+
+    def mark(function: F) -> F:
+        function.on_client, function.tells = True, given  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 @dataclass(frozen=True)

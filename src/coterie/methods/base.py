@@ -172,7 +172,7 @@ class ServerMethod(LocalTraining, ABC, Generic[S]):
         stack, rows = self.model_for(state, ids)
         return fed.ask(self.judge, ids, each=Models(stack), rows=rows, purpose="evaluation")
 
-    @on_client
+    @on_client("scores")
     def judge(self, c: Cohort, sent: Models) -> Assessment:
         """On the client: the sent model on the own test part."""
         scores = evaluate(c, sent.models)

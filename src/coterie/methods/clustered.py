@@ -46,12 +46,12 @@ class Choice:
 class ModelPerCluster(ServerMethod[S]):
     """Clients train and use the model of their cluster; which that is the subclasses find out."""
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         """On the client: local training from the model of the own cluster."""
         return Trained(local_sgd(c, sent.models, self.opt), c.size)
 
-    @on_client
+    @on_client("scores")
     def choose(self, c: Cohort, sent: Models) -> Choice:
         """On the client: the cluster whose model has the least loss on the own training part."""
         return Choice(least_loss(c, sent.models))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -34,12 +33,8 @@ from coterie.federation import Federation, draw_clients, on_client
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
 from coterie.report.panels import Panel
-from coterie.rng import rng
 from coterie.states import Stack, concat, row, spread, take
 from coterie.task import Task
-
-SECRET_VARIABLE = "COTERIE_SECRET"
-"""What a device mixes into the key of its flips, so that nobody who knows the seed can undo them."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +173,7 @@ class Embedding(ModelPerCluster[Groups]):
                 autoencoder = replace(autoencoder, state=trained)
         return autoencoder
 
-    @on_client
+    @on_client("models")
     def compress(self, c: Cohort, sent: Compression) -> Compressed:
         """On the client: local training of the autoencoder."""
         own = replace(c, task=sent.autoencoder.task(c.task))
@@ -200,17 +195,17 @@ class Embedding(ModelPerCluster[Groups]):
         epochs = max(self.encoder_epochs, -(-self.encoder_steps // steps))
         return Optimiser(epochs, self.encoder_batch, self.encoder_lr, kind="adam")
 
-    @on_client
+    @on_client("embeddings")
     def embed(self, c: Cohort, sent: Encoder) -> Embedded:
         """On the client (Algorithm 1): mean code of each class, quantised to bits, some of them flipped."""
-        secret, classes = os.environ.get(SECRET_VARIABLE, ""), c.task.classes
+        classes = c.task.classes
         chosen = dict(self.flips)
         rows = []
-        for client, data in zip(c.ids, c.data, strict=True):
-            # not keyed by the round: asked again, a client whose data are the same answers the same
-            noise, coins = (rng(c.seed, purpose, client, secret) for purpose in ("missing classes", "flips"))
+        for index, (client, data) in enumerate(zip(c.ids, c.data, strict=True)):
+            # not keyed by the round, nor on a device by the run: asked again, the same data get the same answer
+            noise, coins = (c.private_rng(index, purpose) for purpose in ("missing classes", "flips"))
             means = class_means(sent.codes(data.train, c.task), data.train.y, classes, noise)
-            rows.append(pack_bits(flip(binarise(means), chosen.get(client, self.flip), coins)))
+            rows.append(pack_bits(flip(binarise(means), max(chosen.get(client, self.flip), c.least_flip), coins)))
         return Embedded(torch.stack(rows))
 
     def length(self, autoencoder: Encoder, classes: int) -> int:

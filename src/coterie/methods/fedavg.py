@@ -42,7 +42,7 @@ class FedAvg(ServerMethod[Global]):
             return state, {}
         return Global(combined_one(self.aggregate, replies.value.model, replies.value.size, state.model)), {}
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         """On the client: local training from the sent model."""
         return Trained(local_sgd(c, spread(sent.models, len(c)), self.opt), c.size)

@@ -221,7 +221,7 @@ class FedCG(ServerMethod[Domains]):
         pooled = found.unevenness <= UNEVEN if self.routing == "auto" else state.pooled
         return replace(state, student=found.student, pooled=pooled, history={"unevenness": [found.unevenness]})
 
-    @on_client
+    @on_client("features")
     def describe(self, c: Cohort, sent: Nothing) -> Sums:
         """On the client: sums of features and of their products."""
         own = [features_of(c.task.inputs(client.train.x), c.seed, self.features) for client in c.data]
@@ -239,7 +239,7 @@ class FedCG(ServerMethod[Domains]):
         cluster = dict(zip(replies.ids, labels.tolist(), strict=True))
         return replace(state, cluster=cluster, centres=flat(each))
 
-    @on_client
+    @on_client("models")
     def train_alone(self, c: Cohort, sent: Models) -> Trained:
         """On the client: one epoch of its own from the common start, as if there were a single domain."""
         alone = c.beside([torch.zeros(len(client.train), dtype=torch.int64) for client in c.data])
@@ -292,7 +292,7 @@ class FedCG(ServerMethod[Domains]):
             domain = torch.tensor([state.cluster.get(client, -1) for client in ids])
         return Sent(state.model, state.teacher, state.student, state.pooled, domain)
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Sent) -> Report:
         """On the client: every sample trains the residuals of its domain; then the student learns from the teacher."""
         seen = [self._seen(c, sent, index, client.train) for index, client in enumerate(c.data)]
@@ -376,7 +376,7 @@ class FedCG(ServerMethod[Domains]):
         message = self._message(state, fed, ids)
         return fed.ask(self.route_and_judge, ids, each=message, common=_COMMON, purpose="evaluation")
 
-    @on_client
+    @on_client("scores")
     def route_and_judge(self, c: Cohort, sent: Sent) -> Assessment:
         """On the client: every test sample by its own domains, or all by what they look like together."""
         seen = [self._seen(c, sent, index, client.test) for index, client in enumerate(c.data)]

@@ -95,13 +95,13 @@ class IFCA(ClusterMethod):
         """Newcomers choose as everybody does, whenever they are asked."""
         return state
 
-    @on_client
+    @on_client("models", "scores")
     def select_and_train(self, c: Cohort, sent: Models) -> ChosenAndTrained:
         """On the client: pick the model with the least training loss, then train it."""
         s = self._pick(c, sent.models)
         return ChosenAndTrained(local_sgd(c, take(sent.models, s), self.opt), s, c.size)
 
-    @on_client
+    @on_client("scores")
     def choose(self, c: Cohort, sent: Models) -> Choice:
         """On the client: only pick."""
         return Choice(self._pick(c, sent.models))
@@ -113,7 +113,7 @@ class IFCA(ClusterMethod):
         """Clients pick by their training data and judge what they picked on their test part."""
         return fed.ask(self.pick_and_judge, ids, same=Models(state.models), purpose="evaluation")
 
-    @on_client
+    @on_client("scores")
     def pick_and_judge(self, c: Cohort, sent: Models) -> Assessment:
         """On the client: the model it would use now."""
         s = self._pick(c, sent.models)

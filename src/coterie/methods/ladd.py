@@ -89,7 +89,7 @@ class LADD(ClusterMethod):
         centres = np.stack([styles[labels == group].mean(0) for group in range(labels.max() + 1)])
         return dict(zip(replies.ids, labels.tolist(), strict=True)), torch.from_numpy(centres)
 
-    @on_client
+    @on_client("styles")
     def describe(self, c: Cohort, sent: Nothing) -> Style:
         """On the client: the mean amplitudes of its images, class by class."""
         styles = []

@@ -345,17 +345,17 @@ class MDICFL(ModelPerCluster[Distanced]):
     def _weights(self, replies: Trained) -> Tensor:
         return replies.size if self.weighting == "samples" else torch.ones_like(replies.size)
 
-    @on_client
+    @on_client("labels", "brightness")
     def introduce(self, c: Cohort, sent: Nothing) -> Introduction:
         """On the client, once, under weak privacy: brightness and label shares."""
         return Introduction(brightness(c.task, c.part("train")), _own_shares(c))
 
-    @on_client
+    @on_client("brightness")
     def show_brightness(self, c: Cohort, sent: Nothing) -> Brightness:
         """On the client, once, under strong privacy: the prior's mean and nothing of the labels."""
         return Brightness(brightness(c.task, c.part("train")))
 
-    @on_client
+    @on_client("labels")
     def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
         """On the client: line 11 of Algorithm 2, the nearest cluster by the own p_i(y)."""
         return Identity(nearest(sent.distances, _own_shares(c), sent.present, self.margin))

@@ -165,7 +165,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         """In the simulator, before `select`: what is cheaper measured for all peers at once. Here nothing is."""
         return inbox
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Models:
         """Local training, from the own model."""
         return Models(local_sgd(c, sent.models, self.opt))
@@ -178,12 +178,12 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         new, chosen = self.select(c, node, inbox)
         return aggregate(inbox, chosen, fast.library_of(c.task), self.aggregate), new, chosen
 
-    @on_client
+    @on_client()
     def begin(self, c: Cohort, sent: Models) -> Nodes:
         """In the simulator: `start`."""
         return Nodes(pack_node(self.start(c)))
 
-    @on_client
+    @on_client("scores")
     def meet(self, c: Cohort, sent: Meeting) -> Met:
         """In the simulator: `select`; the means of all peers are then taken at once."""
         node, chosen = self.select(c, self.unpack_node(sent.node), sent.inbox)

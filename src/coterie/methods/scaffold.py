@@ -89,7 +89,7 @@ class Scaffold(ServerMethod[Controlled]):
         control = axpy(share, change, state.control)
         return Controlled(model, control, {**state.counted, **dict.fromkeys(replies.ids, fed.round)}), {}
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Sent) -> ControlledReply:
         """On the client: corrected local training, then option II for its own variate."""
         x, control = spread(sent.model, len(c)), spread(sent.control, len(c))
