@@ -80,8 +80,12 @@ def test_clipped_is_around_what_was_sent_to_each() -> None:
 
 
 def test_nobody_weighs_more_than_three_medians_or_less_than_nothing() -> None:
-    groups = torch.tensor([0, 0, 0, 1, 1])
-    assert capped(torch.tensor([1.0, 2.0, 1e9, 5.0, -7.0]), groups).tolist() == [1.0, 2.0, 3 * 2.0, 5.0, 0.0]
+    """Group 0 has the median 2 (the lower of two). Group 1 has one member that weighs: too few to say what is usual."""
+    groups = torch.tensor([0, 0, 0, 0, 1, 1])
+    assert capped(torch.tensor([1.0, 2.0, 2.0, 1e9, 50.0, -7.0]), groups).tolist() == [1.0, 2.0, 2.0, 6.0, 50.0, 0.0]
+    assert capped(torch.tensor([1.0, 1.0, 90.0]), torch.zeros(3, dtype=torch.int64)).tolist() == [1.0, 1.0, 90.0], (
+        "three are too few"
+    )
 
 
 def test_a_heavy_reply_pulls_no_more_than_three_medians() -> None:

@@ -41,7 +41,7 @@ HEAVIEST = 3.0
 FAR = 10.0
 """An update this many times as long as the median is no honest one."""
 FEWEST = 4
-"""With fewer replies than this nobody can say which of them is the odd one."""
+"""Of fewer replies than this nobody can say which is the odd one."""
 _TRIM = 0.2
 _WEISZFELD_STEPS = 32
 _NEAR = 1e-6  # nu of the smoothed Weiszfeld algorithm
@@ -90,10 +90,11 @@ def too_long(rule: Rule, models: Stack, sent: Stack) -> dict[int, float]:
 
 
 def capped(weights: Tensor, groups: Tensor) -> Tensor:
-    """Weights of which none is above `HEAVIEST` times the median of its group, or below 0."""
+    """Weights of which none is above `HEAVIEST` times the usual one of its group, or below 0."""
     result = weights.double().clamp_min(0)
-    for _, members in _members(result, groups):
-        result[members] = result[members].clamp_max(HEAVIEST * float(result[members].median()))
+    limits = {group: HEAVIEST * middle for group, _, middle in _usual(result, result, groups)}
+    for group, members in _members(result, groups):
+        result[members] = result[members].clamp_max(limits[group])
     return result
 
 
@@ -101,13 +102,19 @@ def clip_factors(models: Stack, start: Stack, weights: Tensor, groups: Tensor) -
     """By what each update is multiplied, [C]: 1, or less where its length, or length times weight, is too great."""
     lengths = distances(models, start)
     factors = torch.ones(len(groups), dtype=torch.float64)
-    for _, members in _members(weights, groups):
-        pulls = lengths * weights
-        for limit, amount in ((LONGEST, lengths[members]), (HEAVIEST, pulls[members])):
-            most = limit * _middle(amount)
-            shorter = (most / amount.clamp_min(_TINY)).clamp_max(1.0) if most else torch.ones_like(amount)
+    for limit, amounts in ((LONGEST, lengths), (HEAVIEST, lengths * weights)):
+        for _, members, middle in _usual(amounts, weights, groups):
+            shorter = (limit * middle / amounts[members].clamp_min(_TINY)).clamp_max(1.0)
             factors[members] = torch.minimum(factors[members], shorter)
     return factors
+
+
+def _usual(amounts: Tensor, weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor, float]]:
+    """The members of each group and the median of their amounts; infinite where too few say what is usual."""
+    return [
+        (group, members, (_middle(amounts[members]) if len(members) >= FEWEST else 0.0) or float("inf"))
+        for group, members in _members(weights, groups)
+    ]
 
 
 def shortened(models: Stack, start: Stack, factors: Tensor) -> Stack:

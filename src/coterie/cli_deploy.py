@@ -107,7 +107,7 @@ def join(
     ] = "",
     most_questions: Annotated[
         int, typer.Option("--most-questions", help="questions about labels answered in this device's life; 0: any")
-    ] = 200,  # as engine.consent.MOST_QUESTIONS
+    ] = 30,  # as engine.consent.MOST_QUESTIONS
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.engine.flower_client")

@@ -18,7 +18,7 @@ from coterie.federation import TELLS
 
 SECRET_VARIABLE = "COTERIE_SECRET"
 """A secret from the environment instead of the file, for devices whose disk is not their own."""
-MOST_QUESTIONS = 200
+MOST_QUESTIONS = 30
 """Unless its owner says otherwise, a device answers so many questions about its labels."""
 _SECRET, _ASKED = "secret", "questions"
 

@@ -178,14 +178,14 @@ class ServerMethod(LocalTraining, ABC, Generic[S]):
         scores = evaluate(c, sent.models)
         return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
 
-    def usable(self, fed: Federation, replies: Replies[R], sent: Stack) -> Replies[R]:
+    def usable(self, fed: Federation, replies: Replies[R], sent: Stack, models: Stack | None = None) -> Replies[R]:
         """The replies without those whose update no honest client makes (see `aggregate.too_long`), refused by name.
 
-        `sent` holds the model that each reply began with.
+        `sent` holds the model that each reply began with; `models` is what to look at if not the replies' models.
         """
         if replies.value is None:
             return replies
-        far = too_long(self.aggregate, replies.value.model, sent)
+        far = too_long(self.aggregate, replies.value.model if models is None else models, sent)
         for place, times in far.items():
             fed.refuse(replies.ids[place], f"its update is {times:.3g} times as long as the median of this round")
         if not far:

@@ -352,9 +352,10 @@ class FedCG(ServerMethod[Domains]):
         residuals = [name for name in model if name.endswith(".residual")]
         for d in range(self.domains):
             own = {name: replies.model[name][:, d] for name in residuals}
-            before = {name: previous[name][d] for name in residuals}
-            for name, tensor in combined_one(self.aggregate, own, reached[:, d], before).items():
-                model[name][d] = tensor
+            before = {name: previous[name][d : d + 1] for name in residuals}
+            together = torch.zeros(len(reached), dtype=torch.int64)
+            for name, tensor in combined(self.aggregate, own, reached[:, d], together, before).items():
+                model[name][d] = tensor[0]
         return model
 
     def _measures(self, model: State, counts: Tensor, replies: Report) -> Log:

@@ -77,6 +77,9 @@ class Scaffold(ServerMethod[Controlled]):
         counted = torch.tensor([state.counted.get(client, -1) for client in ids])
         replies = fed.ask(self.train, ids, each=Sent(state.model, state.control, counted), common=_COMMON)
         replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
+        if replies.value is not None:
+            still = zeros(replies.value.control_change)
+            replies = self.usable(fed, replies, still, replies.value.control_change)
         if replies.value is None:
             return state, {}
         equal = torch.ones(len(replies.ids), dtype=torch.float64)
@@ -85,8 +88,8 @@ class Scaffold(ServerMethod[Controlled]):
         # counters and other integer buffers have no difference: they are taken from the average
         model = {name: model.get(name, tensor) for name, tensor in average.items()}
         share = len(replies.ids) / len(fed.ids)
-        change = combined_one(self.aggregate, replies.value.control_change, equal, zeros(state.control))
-        control = axpy(share, change, state.control)
+        # never shortened: c is the mean of all c_i only if what clients propose counts as it is, or not at all
+        control = axpy(share, combined_one("mean", replies.value.control_change, equal, state.control), state.control)
         return Controlled(model, control, {**state.counted, **dict.fromkeys(replies.ids, fed.round)}), {}
 
     @on_client("models")
