@@ -8,7 +8,7 @@ from typing import Any
 
 from coterie.data.samples import ClientId
 from coterie.errors import NothingLearnt
-from coterie.federation import Engine, KeepsSomeBack
+from coterie.federation import Engine, HasAttackers, KeepsSomeBack
 from coterie.methods.base import RoundMethod
 from coterie.rng import rng
 
@@ -61,7 +61,9 @@ class Judge:
 
     def __call__(self, state: Any) -> Judgement:
         """An evaluation now."""
-        replies = self.method.assess(state, self.fed, self._some(self.fed.ids))
+        attackers = self.fed.attackers if isinstance(self.fed, HasAttackers) else ()
+        honest = [client for client in self.fed.ids if client not in attackers]
+        replies = self.method.assess(state, self.fed, self._some(honest))
         if replies.value is None:
             why = next((f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "nobody is there")
             raise NothingLearnt(f"{self.method.name}: no client could judge its model ({why}); try a smaller lr.")

@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coterie.aggregate import combined
 from coterie.data.samples import ClientId
 from coterie.federation import Federation
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
 from coterie.report.panels import Heatmap, Panel
-from coterie.states import Stack, concat, cosine, count, flat, group_means, minus, stack, take
+from coterie.states import Stack, concat, cosine, count, flat, minus, stack, take
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class CFL(ModelPerCluster[Branches]):
         }
         rows = [cluster[client] for client in ids]
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
+        rows = [cluster[client] for client in replies.ids]
+        replies = self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
         if replies.value is None:
             return state, {}
         trained = replies.value.model
@@ -92,7 +95,7 @@ class CFL(ModelPerCluster[Branches]):
                 models = concat([models, {name: tensor[old : old + 1] for name, tensor in models.items()}])
                 splits += 1
         groups = torch.tensor([cluster[client] for client in replies.ids])
-        models = group_means(trained, torch.ones(len(replies.ids), dtype=torch.float64), groups, models)
+        models = combined(self.aggregate, trained, torch.ones(len(replies.ids), dtype=torch.float64), groups, models)
         absent = {client: updates[client] for client in updates} if len(replies.ids) < len(fed.ids) else {}
         log: Log = {
             "splits": splits,
