@@ -85,7 +85,7 @@ class Embedding(ModelPerCluster[Groups]):
             "pretraining": "federated", "encoder_rounds": 10, "encoder_fraction": 0.5, "encoder_epochs": 3,
             "encoder_steps": 1, "encoder_batch": 32, "encoder_lr": 1e-3,
             "epochs": 5, "batch": 32, "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
-            "optimiser": "adam",
+            "optimiser": "adam", "aggregate": "mean",
         },
     }  # fmt: skip
     scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
