@@ -14,13 +14,13 @@ from typing import Any
 
 from tests.deploy.processes import Command, WireTap, free_port
 
-from coterie.config import RunConfig, from_tables, read_tables
-from coterie.engine.certificates import make_certificates
-from coterie.engine.deploy import ServeOptions, conduct
-from coterie.engine.flower import FlowerTransport
-from coterie.engine.superlink import own_superlink
-from coterie.experiment import execute
-from coterie.folder import RunFolder
+from coterie.deploy.certificates import make_certificates
+from coterie.deploy.flower.superlink import own_superlink
+from coterie.deploy.flower.transport import FlowerTransport
+from coterie.runs.config import RunConfig, from_tables, read_tables
+from coterie.runs.experiment import execute
+from coterie.runs.folder import RunFolder
+from coterie.runs.serve import ServeOptions, conduct
 
 SIZES = (4, 8)
 ROUNDS = 20

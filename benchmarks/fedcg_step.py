@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.timing import take_turns
-from coterie.fast import grouped
 from coterie.kernel import Net, Routing, plan
+from coterie.kernel.bridge import grouped
 from coterie.models import build_model
 from coterie.models.domain_graph import fixed_adjacency
 from coterie.models.domains import DomainNet, Graph, fedcg

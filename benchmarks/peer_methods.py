@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from benchmarks.timing import peak_megabytes
-from coterie.data.samples import ClientData, Normalise, Samples
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.methods.panm import PANM
-from coterie.methods.simulated import Simulated
+from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.task import Task
+from coterie.methods.p2p.simulation import Simulated
+from coterie.methods.panm.method import PANM
 from coterie.models import build_model
-from coterie.task import Task
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 _SETTINGS: dict[str, Any] = {"epochs": 3, "batch": 128, "lr": 0.08, "lr_decay": 0.99}
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.timing import sgemm_gflops, take_turns
-from coterie.data.samples import ClientData, Normalise, Samples
-from coterie.engine.simulate import EngineOptions, Simulator
+from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.task import Task
 from coterie.methods.base import Models
 from coterie.methods.fedavg import FedAvg
 from coterie.models import build_model
-from coterie.task import Task
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import calinski_harabasz_score
 
-from coterie.clustering.rules import choose
-from coterie.clustering.ward import ward
-from coterie.rng import rng
+from coterie.core.rng import rng
+from coterie.methods.embedding.rules import choose
+from coterie.methods.embedding.ward import ward
 
 CLIENTS, CLASSES, CODE, GROUPS = 3_550, 62, 20, 4
 THRESHOLDS = 43

@@ -61,7 +61,7 @@ Command = Callable[..., Said]
 @pytest.fixture
 def coterie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """The command line, in this process: `coterie("run", "fedavg")`."""
-    from coterie.cli import main
+    from coterie.cli.main import main
 
     before = signal.getsignal(signal.SIGTERM)
 

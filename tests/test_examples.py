@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import coterie
-from coterie.cohort import Cohort
+from coterie.core.cohort import Cohort
+from coterie.core.states import row
+from coterie.core.task import Task
 from coterie.methods import METHODS, chosen_method
-from coterie.states import row
-from coterie.task import Task
 
 from .conftest import Command
 from .tiny import one_weight, rows

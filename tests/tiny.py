@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie import wire
-from coterie.cohort import Cohort
+from coterie.core import wire
+from coterie.core.cohort import Cohort
+from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import ClientData, Normalise, Samples
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
-from coterie.methods.simulated import in_simulator
-from coterie.run import Result
-from coterie.task import Task
+from coterie.methods.p2p.simulation import in_simulator
+from coterie.runs.run import Result
 
 TRAINING: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05}
 OVERRIDES: dict[str, dict[str, Any]] = {"ifca": {"k": 3}, "fedsem": {"k": 3}}

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from benchmarks.peer_scripts import work
 from coterie import kernel
-from coterie.data.samples import ClientData, Normalise, Samples
-from coterie.engine.simulate import EngineOptions, Simulator
+from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.task import Task
 from coterie.methods.fedavg import FedAvg
 from coterie.models import build_model
-from coterie.task import Task
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 
 class Clients:

@@ -3,7 +3,7 @@
 import coterie
 
 clients = coterie.from_arrays({"ward-3": (x, y), "ward-7": (x2, y2), ...})
-result = coterie.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
+result = coterie.runs.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
 result.accuracy, result.clusters, result.models
 """
 
@@ -15,22 +15,48 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.cohort import Cohort, Optimiser, evaluate, local_sgd, losses
+    from coterie.core.cohort import (
+        Cohort,
+        Optimiser,
+        evaluate,
+        local_sgd,
+        losses,
+    )
+    from coterie.core.errors import CoterieError
+    from coterie.core.federation import (
+        Failure,
+        Federation,
+        Nothing,
+        Replies,
+        on_client,
+    )
+    from coterie.core.states import (
+        Stack,
+        State,
+        axpy,
+        cosine,
+        flat,
+        group_means,
+        mean,
+        minus,
+        mix,
+        row,
+        spread,
+        stack,
+        take,
+    )
+    from coterie.core.task import Task
     from coterie.data import Drift, Population, build, from_arrays, from_datasets, from_path
-    from coterie.engine.faults import Faults
-    from coterie.engine.simulate import EngineOptions
-    from coterie.errors import CoterieError
-    from coterie.federation import Failure, Federation, Nothing, Replies, on_client
     from coterie.methods import METHODS, Method, method
     from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
     from coterie.methods.clustered import ClusterMethod, Clusters
     from coterie.methods.fedavg import FedAvg, Global
-    from coterie.methods.peers import PeerMethod
+    from coterie.methods.p2p.base import PeerMethod
     from coterie.models import build_model
-    from coterie.run import Result, run
-    from coterie.saved import load_model
-    from coterie.states import Stack, State, axpy, cosine, flat, group_means, mean, minus, mix, row, spread, stack, take
-    from coterie.task import Task
+    from coterie.runs.run import Result, run
+    from coterie.runs.saved import load_model
+    from coterie.simulation.faults import Faults
+    from coterie.simulation.simulator import EngineOptions
 
 __version__ = "0.1.0"
 __all__ = [
@@ -88,24 +114,24 @@ __all__ = [
 
 _HOMES = {
     "coterie.data": ("Drift", "Population", "build", "from_arrays", "from_datasets", "from_path"),
-    "coterie.engine.faults": ("Faults",),
-    "coterie.engine.simulate": ("EngineOptions",),
-    "coterie.errors": ("CoterieError",),
+    "coterie.simulation.faults": ("Faults",),
+    "coterie.simulation.simulator": ("EngineOptions",),
+    "coterie.core.errors": ("CoterieError",),
     "coterie.methods": ("METHODS", "Method", "method"),
     "coterie.methods.base": ("Assessment", "Log", "Models", "ServerMethod", "Trained"),
     "coterie.methods.clustered": ("ClusterMethod", "Clusters"),
     "coterie.methods.fedavg": ("FedAvg", "Global"),
-    "coterie.methods.peers": ("PeerMethod",),
-    "coterie.cohort": ("Cohort", "Optimiser", "evaluate", "local_sgd", "losses"),
-    "coterie.federation": ("Failure", "Federation", "Nothing", "Replies", "on_client"),
-    "coterie.states": (
+    "coterie.methods.p2p.base": ("PeerMethod",),
+    "coterie.core.cohort": ("Cohort", "Optimiser", "evaluate", "local_sgd", "losses"),
+    "coterie.core.federation": ("Failure", "Federation", "Nothing", "Replies", "on_client"),
+    "coterie.core.states": (
         *("Stack", "State", "axpy", "cosine", "flat", "group_means", "mean", "minus", "mix", "row", "spread", "stack"),
         "take",
     ),
-    "coterie.task": ("Task",),
+    "coterie.core.task": ("Task",),
     "coterie.models": ("build_model",),
-    "coterie.run": ("Result", "run"),
-    "coterie.saved": ("load_model",),
+    "coterie.runs.run": ("Result", "run"),
+    "coterie.runs.saved": ("load_model",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -123,7 +149,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package, in which `run` stays the function: importing the module coterie.run would put that in its place."""
+    """This package, in which `run` stays the function: importing the module coterie.runs.run would put that in its place."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from coterie import interrupts
+from coterie.core import interrupts
 
 
 def main() -> None:
     """Import the command line and call it; Ctrl-C during the imports is one line, too."""
     interrupts.listen()
     try:
-        from coterie import cli
+        from coterie.cli import main as cli
     except KeyboardInterrupt:
         sys.stderr.write("coterie: stopped.\n")
         sys.exit(130)

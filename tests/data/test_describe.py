@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coterie.core.samples import ClientId
 from coterie.data import ClientData, Normalise, Spread, build, describe, from_arrays
-from coterie.data.samples import ClientId
 
 
 def arrays(labels: list[int]) -> tuple[object, object, object, object]:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.core.errors import CoterieError
 from coterie.data.draws import BalancedBlocks, DirichletDraws, Draw, EqualBlocks, FixedRows
-from coterie.errors import CoterieError
 
 LABELS = np.tile(np.arange(4), 30)
 

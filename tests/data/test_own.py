@@ -11,14 +11,14 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from coterie.config import ScenarioConfig
+from coterie.core.errors import CoterieError
+from coterie.core.rng import rng
 from coterie.data import LazyPopulation, Normalise, OwnPopulation, Population, from_arrays, from_datasets, from_path
 from coterie.data.own import from_file
-from coterie.errors import CoterieError
-from coterie.experiment import population_of
 from coterie.methods import METHODS
-from coterie.rng import rng
-from coterie.run import run
+from coterie.runs.config import ScenarioConfig
+from coterie.runs.experiment import population_of
+from coterie.runs.run import run
 
 from . import tiny
 from .sources.test_leaf import write as write_leaf

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.errors import CoterieError
+from coterie.core.rng import rng
 from coterie.data import partition
 from coterie.data.partition import Index
-from coterie.errors import CoterieError
-from coterie.rng import rng
 
 seeds = st.integers(0, 2**32)
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.core.errors import CoterieError
 from coterie.data import Drift, LazyPopulation, Normalise, Population, Samples, build, unseen_ids
 from coterie.data.draws import EqualBlocks
 from coterie.data.pool import ArrayPool, greyed, resized
 from coterie.data.population import Source, numbered
 from coterie.data.shift import rotations
-from coterie.errors import CoterieError
 
 
 def make(

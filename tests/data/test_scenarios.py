@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.core.errors import CoterieError
 from coterie.data import PARTITIONS, SCENARIOS, Drift, LazyPopulation, build, data_root
-from coterie.errors import CoterieError
 from coterie.models.registry import MODELS
 
 from . import tiny

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from coterie.data.samples import Samples
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Samples
 from coterie.data.shift import Shift, combine, cycle, cycles, domains, rotation, rotations, swap, swaps
-from coterie.errors import CoterieError
 
 IMAGE = torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8)
 

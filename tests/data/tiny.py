@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from coterie.rng import rng
+from coterie.core.rng import rng
 
 from .sources.test_idx import idx
 from .sources.test_leaf import write as write_leaf

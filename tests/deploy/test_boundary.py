@@ -12,20 +12,34 @@ from typing import Any
 import pytest
 import torch
 
-from coterie import wire
-from coterie.config import RunConfig, from_tables
+from coterie.core import wire
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Normalise
+from coterie.core.terminal import harmless
+from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import Normalise
-from coterie.engine.agreement import agree, odd_ones
-from coterie.engine.boundary import LONGEST_TEXT, blamed, check, checked, place, unbounded, whole_number
-from coterie.engine.memory import DiskMemory
-from coterie.engine.orders import Agreement, Hello, Order, pooled, to_text
-from coterie.engine.presence import Presence
-from coterie.errors import CoterieError
-from coterie.folder import RunFolder, sealed, unsealed
-from coterie.health import Health
-from coterie.terminal import harmless
-from coterie.wire import WireError
+from coterie.deploy.boundary import (
+    LONGEST_TEXT,
+    blamed,
+    check,
+    checked,
+    place,
+    unbounded,
+    whole_number,
+)
+from coterie.deploy.memory import DiskMemory
+from coterie.deploy.presence import Presence
+from coterie.deploy.protocol import (
+    Agreement,
+    Hello,
+    Order,
+    pooled,
+    to_text,
+)
+from coterie.runs.agreement import agree, odd_ones
+from coterie.runs.config import RunConfig, from_tables
+from coterie.runs.folder import RunFolder, sealed, unsealed
+from coterie.runs.health import Health
 
 from ..tiny import made
 from .wiring import Here, agreement, devices, federation, poisoned
@@ -216,7 +230,7 @@ def test_every_flipped_bit_of_what_a_run_goes_on_from_is_noticed(tmp_path: Path)
 
 
 def test_a_finished_run_without_a_report_says_how_to_make_one(tmp_path: Path) -> None:
-    from coterie.folder import finished
+    from coterie.runs.folder import finished
 
     assert str(finished(tmp_path)).endswith(f"has no report yet; write it: coterie report {tmp_path}")
     (tmp_path / "report.html").write_text("")
@@ -326,7 +340,7 @@ def test_who_breaks_the_rules_twice_is_not_asked_for_a_while_and_everybody_is_to
 
 
 def test_what_a_peer_knows_of_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.engine.presence._MOST_NAMES", 3)
+    monkeypatch.setattr("coterie.deploy.presence._MOST_NAMES", 3)
     heard: list[str] = []
     there = Presence("me", heard.append)
     assert not there.claim("../x")

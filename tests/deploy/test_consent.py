@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.clustering.autoencoder import fresh_encoder
-from coterie.clustering.embed import unpack_bits
-from coterie.cohort import Cohort
+from coterie.core.cohort import Cohort
+from coterie.core.errors import CoterieError
+from coterie.core.federation import TELLS, on_client
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.engine.consent import SECRET_VARIABLE, Consent, own_secret, refused_words
-from coterie.errors import CoterieError
-from coterie.federation import TELLS, on_client
+from coterie.deploy.consent import (
+    SECRET_VARIABLE,
+    Consent,
+    own_secret,
+    refused_words,
+)
 from coterie.methods import METHODS
-from coterie.methods.embedding import Embedding
-from coterie.task import Task
+from coterie.methods.embedding.bits import unpack_bits
+from coterie.methods.embedding.method import Embedding
+from coterie.methods.embedding.pretraining import fresh_encoder
 
 from ..tiny import driven, made, small_net, tiny_digits
 

@@ -16,19 +16,19 @@ import torch
 from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 from flwr.supercore import heartbeat
 
-from coterie.config import RunConfig, from_tables, read_tables
+from coterie.core.samples import ClientId, Population
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import ClientId, Population
-from coterie.engine.deploy import ServeOptions, conduct
-from coterie.engine.device import Device, client_data
-from coterie.engine.flower import FlowerTransport
-from coterie.engine.flower_client import Security, join
-from coterie.engine.superlink import SuperLink, own_superlink
-from coterie.experiment import execute, population_of
-from coterie.folder import RunFolder
+from coterie.deploy.client import Device, client_data
+from coterie.deploy.flower.client import Security, join
+from coterie.deploy.flower.superlink import SuperLink, own_superlink
+from coterie.deploy.flower.transport import FlowerTransport
 from coterie.methods import METHODS
-from coterie.methods.peers import PeerMethod
-from coterie.rounds import Result
+from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.config import RunConfig, from_tables, read_tables
+from coterie.runs.experiment import execute, population_of
+from coterie.runs.folder import RunFolder
+from coterie.runs.loop import Result
+from coterie.runs.serve import ServeOptions, conduct
 
 from ..tiny import OVERRIDES, TRAINING
 from .processes import LONG, Command, WireTap, free_port

@@ -14,16 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from coterie.config import from_tables, read_tables
+from coterie.core.samples import Population
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import Population
-from coterie.engine.address import Address
-from coterie.engine.agreement import agree
-from coterie.engine.device import Device, client_data
-from coterie.engine.flower_client import Security, join
-from coterie.engine.orders import to_text
-from coterie.engine.peering import network_of
-from coterie.engine.swarm import Swarm
+from coterie.deploy.client import Device, client_data
+from coterie.deploy.flower.client import Security, join
+from coterie.deploy.protocol import to_text
+from coterie.deploy.zenoh.address import Address
+from coterie.deploy.zenoh.swarm import Swarm
+from coterie.runs.agreement import agree
+from coterie.runs.config import from_tables, read_tables
+from coterie.runs.peer import network_of
 
 from .processes import LONG, Command, free_port, until
 
@@ -108,7 +108,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def other_shape(population: Population) -> OwnPopulation:
-    from coterie.data.samples import ClientData, Samples
+    from coterie.core.samples import ClientData, Samples
 
     own = population.client("0")
     cut = {part: Samples(getattr(own, part).x[..., :7], getattr(own, part).y) for part in ("train", "test")}

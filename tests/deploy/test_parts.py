@@ -19,22 +19,32 @@ from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-import coterie.engine.flower_app
-from coterie.config import from_tables
+import coterie.deploy.flower.app
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Failure
+from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
-from coterie.engine.agreement import NoMajority, agree
-from coterie.engine.certificates import make_certificates
-from coterie.engine.deploy import ServeOptions, serve
-from coterie.engine.device import Device, client_data
-from coterie.engine.flower import FlowerTransport, answer, content_of, opened
-from coterie.engine.flower_client import Security
-from coterie.engine.flower_link import DoorKeeper
-from coterie.engine.flower_pieces import FRAMING, Tally, TooLong, put_together
-from coterie.engine.orders import Hello, Order, pooled
-from coterie.engine.superlink import ServerSecurity
-from coterie.errors import CoterieError
-from coterie.federation import Failure
-from coterie.wire import WireError
+from coterie.deploy.certificates import make_certificates
+from coterie.deploy.client import Device, client_data
+from coterie.deploy.flower.client import Security
+from coterie.deploy.flower.link import DoorKeeper
+from coterie.deploy.flower.pieces import (
+    FRAMING,
+    Tally,
+    TooLong,
+    put_together,
+)
+from coterie.deploy.flower.superlink import ServerSecurity
+from coterie.deploy.flower.transport import (
+    FlowerTransport,
+    answer,
+    content_of,
+    opened,
+)
+from coterie.deploy.protocol import Hello, Order, pooled
+from coterie.runs.agreement import NoMajority, agree
+from coterie.runs.config import from_tables
+from coterie.runs.serve import ServeOptions, serve
 
 from ..conftest import Command
 from ..tiny import made

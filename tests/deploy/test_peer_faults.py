@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.engine.certificates import make_certificates
+from coterie.deploy.certificates import make_certificates
 
 from .processes import LONG, Command, free_port, until
 

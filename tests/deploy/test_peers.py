@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.config import RunConfig, from_tables
-from coterie.data.samples import ClientId
-from coterie.engine.address import Address, PeerSecurity
-from coterie.engine.peering import PeerOptions, network_of, run_peer
-from coterie.engine.peers import Pace
-from coterie.engine.swarm import Swarm
-from coterie.errors import CoterieError, Unfinished
-from coterie.experiment import execute
+from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.samples import ClientId
+from coterie.deploy.zenoh.address import Address, PeerSecurity
+from coterie.deploy.zenoh.peer import Pace
+from coterie.deploy.zenoh.swarm import Swarm
 from coterie.methods import METHODS
-from coterie.methods.peers import PeerMethod
-from coterie.rounds import Result
+from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.config import RunConfig, from_tables
+from coterie.runs.experiment import execute
+from coterie.runs.loop import Result
+from coterie.runs.peer import PeerOptions, network_of, run_peer
 
 from .processes import LONG, free_port
 
@@ -147,7 +147,7 @@ def swarm(
     limit: int = 1 << 20,
     note: Callable[[str], None] = lambda _: None,
 ) -> Swarm:
-    from coterie.engine.orders import Hello
+    from coterie.deploy.protocol import Hello
 
     hello = Hello(name, (1, 8, 8), 10, "uint8", 5, (0.5,), (0.5,))
     return Swarm(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
@@ -189,7 +189,7 @@ def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -
 
 
 def test_peers_of_another_authority_do_not_get_in(tmp_path: Path) -> None:
-    from coterie.engine.certificates import make_certificates
+    from coterie.deploy.certificates import make_certificates
 
     make_certificates(tmp_path / "ours", ["a", "b"], ["127.0.0.1"])
     make_certificates(tmp_path / "theirs", ["c"], ["127.0.0.1"])
@@ -216,7 +216,7 @@ def test_peers_of_another_authority_do_not_get_in(tmp_path: Path) -> None:
 
 def test_a_peer_under_anothers_name_is_turned_away(tmp_path: Path) -> None:
     """m is of our CA, and calls itself b: before b comes and while it is there."""
-    from coterie.engine.certificates import make_certificates
+    from coterie.deploy.certificates import make_certificates
 
     make_certificates(tmp_path, ["a", "b", "m"], ["127.0.0.1"])
     own = {name: PeerSecurity.of(tmp_path / "clients" / name) for name in ("a", "b", "m")}

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from coterie import wire
+from coterie.core import wire
+from coterie.core.errors import CoterieError, Interrupted, Unfinished
+from coterie.core.federation import Failure
 from coterie.data.own import OwnPopulation
-from coterie.engine.boundary import checked
-from coterie.engine.faults import Faults
-from coterie.engine.memory import DiskMemory
-from coterie.engine.orders import Order, to_text
-from coterie.errors import CoterieError, Interrupted, Unfinished
-from coterie.experiment import builder_named
-from coterie.federation import Failure
-from coterie.folder import RunFolder
+from coterie.deploy.boundary import checked
+from coterie.deploy.memory import DiskMemory
+from coterie.deploy.protocol import Order, to_text
 from coterie.methods import METHODS
-from coterie.methods.peers import PeerMethod
-from coterie.rounds import Result, run_with
-from coterie.run import run
+from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.experiment import builder_named
+from coterie.runs.folder import RunFolder
+from coterie.runs.loop import Result, run_with
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
 
 from ..tiny import StopAt, fingerprint, made, only
 from .wiring import MODEL, Here, agreement, devices, federation, poisoned

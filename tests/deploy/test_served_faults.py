@@ -16,11 +16,11 @@ import httpx
 import pytest
 from flwr.supernode import node_auth_http_interceptor
 
-from coterie.engine import flower_client
-from coterie.engine.certificates import make_certificates
-from coterie.engine.device import Device, client_data
-from coterie.engine.flower_client import Security, join
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
+from coterie.deploy.certificates import make_certificates
+from coterie.deploy.client import Device, client_data
+from coterie.deploy.flower import client as flower_client
+from coterie.deploy.flower.client import Security, join
 
 from .processes import LONG, Command, free_port, until
 

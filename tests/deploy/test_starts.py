@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from coterie.config import RunConfig, from_tables
-from coterie.engine.address import Address
-from coterie.engine.local_network import run_local
-from coterie.engine.peering import PeerOptions, run_peer
-from coterie.errors import CoterieError, Unfinished
-from coterie.folder import RunFolder
-from coterie.kind import Kind, kind_of
+from coterie.core.errors import CoterieError, Unfinished
+from coterie.deploy.zenoh.address import Address
+from coterie.runs.config import RunConfig, from_tables
+from coterie.runs.folder import RunFolder
+from coterie.runs.kind import Kind, kind_of
+from coterie.runs.launch_local import run_local
+from coterie.runs.peer import PeerOptions, run_peer
 
 from ..conftest import Command
 from .processes import free_port
@@ -148,6 +148,6 @@ def test_certificates_are_not_put_among_other_files(coterie: Command, tmp_path: 
 
 
 def test_an_extra_that_is_missing_is_named(coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "coterie.engine.deploy", raising=False)
+    monkeypatch.delitem(sys.modules, "coterie.runs.serve", raising=False)
     monkeypatch.setitem(sys.modules, "flwr.serverapp", None)
     assert "pip install 'coterie[flower]'." in coterie("serve").err

@@ -10,16 +10,22 @@ from typing import Any
 
 import torch
 
-from coterie import wire
+from coterie.core import wire
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Failure, Purpose
+from coterie.core.samples import ClientId
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import ClientId
-from coterie.engine.device import Device
-from coterie.engine.orders import Agreement, Hello, Order, settings_of, to_text
-from coterie.engine.remote import RemoteFederation
-from coterie.errors import CoterieError
-from coterie.federation import Failure, Purpose
+from coterie.deploy.client import Device
+from coterie.deploy.protocol import (
+    Agreement,
+    Hello,
+    Order,
+    settings_of,
+    to_text,
+)
+from coterie.deploy.server import RemoteFederation
 from coterie.methods.base import ServerMethod
-from coterie.task import Task
 
 MODEL = "digits-mlp"
 Answer = Callable[[ClientId, bytes], bytes | Failure]

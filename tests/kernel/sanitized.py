@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.fast import grouped
-from coterie.kernel import Net, Routing, peers
+from coterie.core.rng import torch_rng
+from coterie.kernel import Net, Routing
+from coterie.kernel import rows as peers
+from coterie.kernel.bridge import grouped
 from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
 from coterie.models.domains import Graph, fedcg
-from coterie.rng import torch_rng
 
 _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Linear(1, 2), (1,)),

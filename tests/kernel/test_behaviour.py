@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.rng import torch_rng
+from coterie.core.rng import torch_rng
 from tests.kernel.reference import flat, loaded, needs_kernel, planned, torch_train
 
 pytestmark = needs_kernel

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.kernel import Net
 from tests.kernel.reference import flat, needs_kernel, planned
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie.data.samples import Normalise
-from coterie.rng import torch_rng
+from coterie.core.rng import torch_rng
+from coterie.core.samples import Normalise
 from tests.kernel.reference import flat, loaded, loss_of, needs_kernel, networks, planned, torch_train
 
 pytestmark = needs_kernel

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 from .reference import flat, loss_of, needs_kernel, networks, planned
 

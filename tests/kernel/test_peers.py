@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.errors import CoterieError
-from coterie.kernel import library, peers
-from coterie.rng import torch_rng
+from coterie.core.errors import CoterieError
+from coterie.core.rng import torch_rng
+from coterie.kernel import library
+from coterie.kernel import rows as peers
 from tests.kernel.reference import needs_kernel
 
 pytestmark = needs_kernel

@@ -12,16 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie import fast
-from coterie.cohort import Cohort, Optimiser, evaluate, local_sgd
-from coterie.data.samples import ClientData, Normalise, Samples
-from coterie.errors import CoterieError
+from coterie.core.cohort import (
+    Cohort,
+    Optimiser,
+    evaluate,
+    local_sgd,
+)
+from coterie.core.errors import CoterieError
+from coterie.core.rng import torch_rng
+from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.states import spread
+from coterie.core.task import Task
 from coterie.kernel import Net, Refusal, Routing, plan
+from coterie.kernel import bridge as fast
 from coterie.models.domain_graph import fixed_adjacency
 from coterie.models.domains import DomainNet, Graph, fedcg
-from coterie.rng import torch_rng
-from coterie.states import spread
-from coterie.task import Task
 from tests.kernel.reference import flat, needs_kernel, planned
 
 pytestmark = needs_kernel

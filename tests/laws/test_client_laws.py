@@ -11,14 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import wire
+from coterie.core import wire
+from coterie.core.jobs import (
+    Job,
+    Letter,
+    Outcome,
+    Setting,
+    perform,
+)
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
-from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.methods import METHODS
-from coterie.run import Result, run
-from coterie.task import Task
+from coterie.runs.run import Result, run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import driven, made, only, small_net
 
@@ -120,8 +126,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
             record.answered(outcome.reply, len(job.ids))
         return outcome
 
-    monkeypatch.setattr(import_module("coterie.run"), "Simulator", Watched)
-    monkeypatch.setattr(import_module("coterie.engine.workers"), "perform", performed)
+    monkeypatch.setattr(import_module("coterie.runs.run"), "Simulator", Watched)
+    monkeypatch.setattr(import_module("coterie.simulation.workers"), "perform", performed)
     return record
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from coterie.core.rng import rng
+from coterie.core.states import State
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.engine.simulate import EngineOptions
-from coterie.rng import rng
-from coterie.run import run
-from coterie.states import State
-from coterie.task import Task
+from coterie.runs.run import run
+from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import largest_gap, made, only, small_net
 

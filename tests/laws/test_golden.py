@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coterie.config import from_tables, read_tables
-from coterie.experiment import resume
-from coterie.folder import read_metrics
 from coterie.methods import METHODS
+from coterie.runs.config import from_tables, read_tables
+from coterie.runs.experiment import resume
+from coterie.runs.folder import read_metrics
 
 from .golden import differences, simulate
 

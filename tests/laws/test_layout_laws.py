@@ -17,17 +17,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import wire
-from coterie.cohort import Memory
+from coterie.core import wire
+from coterie.core.cohort import Memory
+from coterie.core.jobs import Letter
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.jobs import Letter
-from coterie.engine.simulate import EngineOptions, Simulator
 from coterie.methods import METHODS
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.peers import PeerMethod
-from coterie.rounds import run_with
-from coterie.run import run
+from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.loop import run_with
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..deploy.wiring import Here, devices, federation
 from ..tiny import driven, made, small_net
@@ -109,7 +109,7 @@ def test_states_messages_and_memories_lie_as_their_encoding_gives_them(
             held.update(self.memory)
             super().close()
 
-    monkeypatch.setattr(import_module("coterie.run"), "Simulator", Remembering)
+    monkeypatch.setattr(import_module("coterie.runs.run"), "Simulator", Remembering)
     faults = Faults(joins=((1, 2.0),), nan=0.1)
     result = run(made(name), digits, small_net, rounds=3, seed=7, faults=faults, engine=EngineOptions(workers=1))
     assert watch.seen["state"] == 3

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.kernel import library
 
 ROOT = Path(__file__).resolve().parents[2]

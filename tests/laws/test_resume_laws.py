@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions
-from coterie.folder import read_metrics
 from coterie.methods import METHODS
-from coterie.run import Interrupted, Result, run
+from coterie.runs.folder import read_metrics
+from coterie.runs.run import Interrupted, Result, run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import StopAt, batchnorm_net, fingerprint, made, small_net
 

@@ -14,14 +14,14 @@ from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 from torch import Tensor
 
 import coterie
-from coterie.cohort import Cohort
+from coterie.core.cohort import Cohort
+from coterie.core.federation import Federation, Nothing, on_client
+from coterie.core.task import Task
+from coterie.core.threads import one_thread, one_thread_everywhere, worker_pool
 from coterie.data.own import OwnPopulation
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.federation import Federation, Nothing, on_client
 from coterie.methods import METHODS
 from coterie.methods.fedavg import FedAvg
-from coterie.task import Task
-from coterie.threads import one_thread, one_thread_everywhere, worker_pool
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..deploy.wiring import Here, devices, federation
 from ..tiny import batchnorm_net, small_net

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from coterie.engine.simulate import EngineOptions, Simulator
+from coterie.core.task import Task
 from coterie.methods.clustered import least_loss
 from coterie.methods.fedsem import Centres, FedSEM
-from coterie.task import Task
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import cohort, one_weight, rows
 

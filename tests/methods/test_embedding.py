@@ -10,26 +10,36 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from coterie import wire
-from coterie.clustering.autoencoder import Encoder, fresh_encoder, read_public, train_on_public
-from coterie.clustering.embed import unpack_bits
-from coterie.cohort import Cohort
+from coterie.core import wire
+from coterie.core.cohort import Cohort
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Replies
+from coterie.core.rng import torch_rng
+from coterie.core.samples import (
+    ClientData,
+    Normalise,
+    Population,
+    Samples,
+)
+from coterie.core.states import count, row
+from coterie.core.task import Task
 from coterie.data import Drift, build
 from coterie.data.own import OwnPopulation
 from coterie.data.population import LazyPopulation
-from coterie.data.samples import ClientData, Normalise, Population, Samples
 from coterie.data.sources.digits import LEVELS
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
-from coterie.federation import Replies
-from coterie.methods.embedding import Embedding
-from coterie.methods.embedding_messages import Embedded, Groups
+from coterie.methods.embedding.bits import unpack_bits
+from coterie.methods.embedding.messages import Embedded, Groups
+from coterie.methods.embedding.method import Embedding
+from coterie.methods.embedding.pretraining import (
+    Encoder,
+    fresh_encoder,
+    read_public,
+    train_on_public,
+)
 from coterie.models import build_model
-from coterie.rng import torch_rng
-from coterie.run import run
-from coterie.states import count, row
-from coterie.task import Task
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import one_weight, rows
 
@@ -157,7 +167,7 @@ def test_each_client_may_have_its_own_flip_probability(rotated: LazyPopulation, 
 
 
 def test_flips_can_be_set_from_text() -> None:
-    from coterie.settings import from_settings
+    from coterie.core.settings import from_settings
 
     assert from_settings(Embedding, {"flips": "07:0.2,12:0"}, "embedding").flips == (("07", 0.2), ("12", 0.0))
 

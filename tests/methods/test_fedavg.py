@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from coterie.core.errors import CoterieError, NothingLearnt
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions
-from coterie.errors import CoterieError, NothingLearnt
 from coterie.methods.fedavg import FedAvg
-from coterie.run import run
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import made, one_weight, rows, small_net
 

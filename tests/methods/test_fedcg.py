@@ -11,21 +11,21 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from experiments.tables import run_table
 from PIL import Image
 from torch import Tensor, nn
 
+from coterie.core.errors import CoterieError
+from coterie.core.samples import ClientData
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import ClientData
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
 from coterie.methods.fedcg import FedCG, Report
 from coterie.methods.oracle import Oracle
 from coterie.models.domains import export, fedcg
-from coterie.reproduce import EXPERIMENTS
-from coterie.reproduce.tables import run_table
-from coterie.run import Result, run
-from coterie.task import Task
+from coterie.runs.run import Result, run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
+from experiments import EXPERIMENTS
 
 from ..data.sources.test_celeba import NAMES, attribute_line
 from ..data.sources.test_leaf import write

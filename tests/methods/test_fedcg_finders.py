@@ -11,22 +11,22 @@ import torch
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor, nn
 
+from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.states import State, distance, flat
+from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import ClientData, Normalise, Samples
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions
 from coterie.methods.base import Models
 from coterie.methods.fedcg import FedCG
 from coterie.methods.fedcg.finders import TeacherFinder
 from coterie.methods.fedcg.layers import plain
 from coterie.models import build_model
 from coterie.models.domains import with_offsets
-from coterie.run import Result, run
-from coterie.states import State, distance, flat
-from coterie.task import Task
+from coterie.runs.run import Result, run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions
+from tests.methods.test_equipartition import per_client
 
-from ..clustering.test_equipartition import per_client
 from ..tiny import cohort
 
 ALONE = EngineOptions(workers=1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from coterie.engine.simulate import EngineOptions
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.methods.fedprox import FedProx
-from coterie.run import run
+from coterie.runs.run import run
+from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import one_weight, rows
 

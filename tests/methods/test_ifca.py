@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.core.errors import CoterieError
+from coterie.core.states import count
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
 from coterie.methods.clustered import Clusters
 from coterie.methods.ifca import IFCA
-from coterie.run import run
-from coterie.states import count
-from coterie.task import Task
+from coterie.runs.run import run
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import made, one_weight, rows, small_net
 

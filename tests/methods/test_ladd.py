@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.cohort import Cohort
+from coterie.core.cohort import Cohort
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Nothing
+from coterie.core.rng import rng, torch_rng
+from coterie.core.states import count
+from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
-from coterie.federation import Nothing
 from coterie.methods.ladd import LADD, Style, cluster_styles, scale_of, style
 from coterie.models import build_model
-from coterie.rng import rng, torch_rng
-from coterie.run import run
-from coterie.states import count
-from coterie.task import Task
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import one_weight, rows, small_net
 

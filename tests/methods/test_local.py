@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coterie.methods.local import Local
-from coterie.run import run
+from coterie.runs.run import run
 
 from ..tiny import one_weight, rows
 

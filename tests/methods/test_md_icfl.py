@@ -10,22 +10,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import wire
-from coterie.config import from_tables
+from coterie.core import wire
+from coterie.core.errors import CoterieError
+from coterie.core.jobs import (
+    Job,
+    Letter,
+    Outcome,
+    Setting,
+    perform,
+)
+from coterie.core.panels import Heatmap, ImageGrid
+from coterie.core.samples import ClientData, Samples
+from coterie.core.states import row
+from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.data.samples import ClientData, Samples
-from coterie.engine.faults import Faults
-from coterie.engine.jobs import Job, Letter, Outcome, Setting, perform
-from coterie.engine.simulate import Simulator
-from coterie.errors import CoterieError
 from coterie.methods.base import Models
-from coterie.methods.md_icfl import MDICFL
-from coterie.methods.md_icfl_messages import Distanced
-from coterie.report.panels import Heatmap, ImageGrid
-from coterie.run import run
-from coterie.states import row
-from coterie.task import Task
+from coterie.methods.md_icfl.messages import Distanced
+from coterie.methods.md_icfl.method import MDICFL
+from coterie.runs.config import from_tables
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import Simulator
 
 from ..tiny import batchnorm_net, fingerprint, largest_gap, made, one_weight, rows, small_net
 
@@ -92,7 +98,7 @@ def wiretap(monkeypatch: pytest.MonkeyPatch) -> Wiretap:
         return outcome
 
     monkeypatch.setattr(Simulator, "ask", overheard)
-    monkeypatch.setattr("coterie.engine.workers.perform", answered)
+    monkeypatch.setattr("coterie.simulation.workers.perform", answered)
     return tap
 
 

@@ -8,21 +8,27 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from experiments.panm_theory import models_received
 from torch import Tensor
 
-from coterie.clustering.em import PAPER
-from coterie.cohort import Cohort
+from coterie.core.cohort import Cohort
+from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.network import NOBODY, as_rows, members, peer_key, peer_keys
-from coterie.engine.simulate import EngineOptions
-from coterie.methods.panm import PANM, Matching
-from coterie.methods.panm_theory import models_received
-from coterie.methods.peers import Answers, Inbox, PeerView
+from coterie.methods.p2p.base import Answers, Inbox, PeerView
+from coterie.methods.p2p.topology import (
+    NOBODY,
+    as_rows,
+    members,
+    peer_key,
+    peer_keys,
+)
+from coterie.methods.panm.em import PAPER
+from coterie.methods.panm.method import PANM, Matching
 from coterie.models import build_model
-from coterie.run import run
-from coterie.task import Task
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, made, one_weight, rows, small_net
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from experiments.panm_theory import confidence, models_received, simulated_confidence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.errors import CoterieError
-from coterie.methods.panm_theory import confidence, models_received, simulated_confidence
+from coterie.core.errors import CoterieError
 
 
 def test_confidence_by_hand() -> None:

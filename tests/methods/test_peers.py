@@ -9,24 +9,43 @@ import numpy as np
 import pytest
 import torch
 
-from coterie import fast, wire
+from coterie.core import wire
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Federation
+from coterie.core.states import Stack, row, stack
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.network import NOBODY, members, peer_key, peer_keys
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
-from coterie.federation import Federation
+from coterie.kernel import bridge as fast
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
-from coterie.methods.neighbourhood import quality
-from coterie.methods.network_state import Network
-from coterie.methods.panm import PANM
-from coterie.methods.peers import Answers, Inbox, PeerView, aggregate, answer_of, best, inbox_of
-from coterie.methods.similarity import by_direction, by_loss, directions, discriminating
-from coterie.methods.simulated import Simulated, in_simulator
-from coterie.run import run
-from coterie.states import Stack, row, stack
-from coterie.task import Task
+from coterie.methods.p2p.base import (
+    Answers,
+    Inbox,
+    PeerView,
+    aggregate,
+    answer_of,
+    best,
+    inbox_of,
+)
+from coterie.methods.p2p.neighbourhood import quality
+from coterie.methods.p2p.network_state import Network
+from coterie.methods.p2p.similarity import (
+    by_direction,
+    by_loss,
+    directions,
+    discriminating,
+)
+from coterie.methods.p2p.simulation import Simulated, in_simulator
+from coterie.methods.p2p.topology import (
+    NOBODY,
+    members,
+    peer_key,
+    peer_keys,
+)
+from coterie.methods.panm.method import PANM
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import TRAINING, cohort, largest_gap, made, one_weight, rows, small_net
 

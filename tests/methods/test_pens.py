@@ -9,14 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort
+from coterie.core.cohort import Cohort
+from coterie.core.task import Task
 from coterie.data import build
-from coterie.engine.network import NOBODY, as_rows, members, peer_keys
-from coterie.methods.peers import Answers, Inbox, PeerView
-from coterie.methods.pens import PENS, Tally
+from coterie.methods.p2p.base import Answers, Inbox, PeerView
+from coterie.methods.p2p.pens import PENS, Tally
+from coterie.methods.p2p.topology import (
+    NOBODY,
+    as_rows,
+    members,
+    peer_keys,
+)
 from coterie.models import build_model
-from coterie.run import run
-from coterie.task import Task
+from coterie.runs.run import run
 
 from ..tiny import cohort, one_weight, rows
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from coterie import method
-from coterie.config import from_tables
+from coterie.cli.listing import settings
+from coterie.core.settings import from_settings
 from coterie.data import SCENARIOS
-from coterie.experiment import defaults_of
-from coterie.listing import settings
 from coterie.methods import METHODS
 from coterie.methods.base import LocalTraining
-from coterie.methods.embedding import Embedding
-from coterie.methods.md_icfl import MDICFL
-from coterie.settings import from_settings
+from coterie.methods.embedding.method import Embedding
+from coterie.methods.md_icfl.method import MDICFL
+from coterie.runs.config import from_tables
+from coterie.runs.experiment import defaults_of
 
 TRAINING = {f.name for f in dataclasses.fields(LocalTraining)} - {"aggregate"}
 PRESETS = [(name, preset) for name, kind in METHODS.items() for preset in kind.presets]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from coterie.core.errors import CoterieError
+from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.engine.faults import Faults
-from coterie.engine.simulate import EngineOptions, Simulator
-from coterie.errors import CoterieError
 from coterie.methods.scaffold import Scaffold
-from coterie.run import run
-from coterie.task import Task
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import one_weight, rows, small_net
 

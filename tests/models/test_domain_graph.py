@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.models import build_model
 from coterie.models.domain_graph import DomainGraph, Graph, WKind, fixed_adjacency
 from coterie.models.domains import fedcg

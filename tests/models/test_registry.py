@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.models import MODELS, AutoEncoder, build_model, count_parameters
 
 PUBLISHED = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.models import build_model, route
 from coterie.models.domain_graph import distance_adjacency, fixed_adjacency
 from coterie.models.domains import DomainNet, Graph, choose_layers, domain_classifier, export, fedcg

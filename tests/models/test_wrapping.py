@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from coterie import method
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.methods.fedcg import FedCG
 from coterie.models.domain_graph import fixed_adjacency
 from coterie.models.domains import Graph, export, fedcg

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coterie.report.panels import (
+from coterie.core.panels import (
     Edge,
     Graph,
     Heatmap,
@@ -23,7 +23,7 @@ from coterie.report.panels import (
     image_grid,
     save_panels,
 )
-from coterie.rng import rng
+from coterie.core.rng import rng
 
 COLUMNS = (
     "round", "accuracy", "worst_accuracy", "loss", "n_clusters", "ari", "bytes_down", "bytes_up",

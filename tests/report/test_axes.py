@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from coterie.core.panels import Lines
 from coterie.report import axes, figures
 from coterie.report.folder import read_run
-from coterie.report.panels import Lines
 
 from .fakes import fake_run
 

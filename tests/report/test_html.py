@@ -12,10 +12,17 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
+from coterie.core.panels import (
+    Graph,
+    Lines,
+    Node,
+    Panel,
+    Table,
+    Text,
+)
+from coterie.report.headlines import compare_headline, run_headline
 from coterie.report.html import write_compare_report, write_run_report
-from coterie.report.panels import Graph, Lines, Node, Panel, Table, Text
-from coterie.report.words import compare_headline, run_headline
 
 from .fakes import METHODS, fake_compare, fake_run, some_panels
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from coterie.errors import CoterieError
-from coterie.report.panels import (
+from coterie.core.errors import CoterieError
+from coterie.core.panels import (
     Edge,
     Graph,
     Heatmap,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.report.sinks import SINKS, open_sink
 
 CONFIG = {"method": "ifca", "optimiser": {"lr": 0.1}}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.report.text import (
+from coterie.report.formatting import (
     clock,
     duration,
     human_bytes,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coterie.report.words import compare_headline, run_headline
+from coterie.report.headlines import compare_headline, run_headline
 
 BASE: dict[str, Any] = {
     "method": "ifca",

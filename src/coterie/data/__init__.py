@@ -1,12 +1,19 @@
 """Data: named scenarios, the user's own data, and what every client of a population looks like."""
 
+from coterie.core.samples import (
+    ClientData,
+    ClientId,
+    Normalise,
+    Population,
+    Samples,
+)
+
 from .build import build
 from .datasets import data_root
 from .describe import Spread, Summary, describe
 from .drift import Drift
 from .own import OwnPopulation, from_arrays, from_datasets, from_path
 from .population import LazyPopulation, unseen_ids
-from .samples import ClientData, ClientId, Normalise, Population, Samples
 from .scenarios import PARTITIONS, SCENARIOS, Scenario
 
 __all__ = [

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coterie.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.samples import Samples
 
 from .datasets import data_root, load, read_pacs
 from .drift import Drift
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Source, numbered
-from .samples import Samples
 from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, Scenario, scaled
 from .share import Sharing, share_own_test, share_split
 from .shift import Shift, combine, cycles, domains, rotations, swaps

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.errors import CoterieError
-
-from .samples import ClientId, Normalise, Samples
+from coterie.core.errors import CoterieError
+from coterie.core.samples import ClientId, Normalise, Samples
 
 Layout = Literal["images", "series"]
 """What inputs of three axes are: images [n, height, width], or series [n, steps, features] that stay as they are."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.rng import rng
+from coterie.core.rng import rng
+from coterie.core.samples import Samples
 
 from .partition import Index
 from .pool import greyed, resized, rows_of
-from .samples import Samples
 from .sources.cifar import read_cifar10
 from .sources.digits import read_digits
 from .sources.files import Split

@@ -10,8 +10,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from coterie.core.samples import ClientId, Population
+
 from .population import Parts, unseen_ids
-from .samples import ClientId, Population
 
 _INSPECTED = 1000
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from coterie.errors import CoterieError
-from coterie.rng import rng
+from coterie.core.errors import CoterieError
+from coterie.core.rng import rng
 
 from .partition import Index, balanced_counts, by_owner, dirichlet_draw
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coterie.errors import CoterieError
-
-from .samples import ClientId
+from coterie.core.errors import CoterieError
+from coterie.core.samples import ClientId
 
 
 @dataclass(frozen=True)

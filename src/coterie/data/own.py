@@ -12,14 +12,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from coterie.errors import CoterieError
-from coterie.rng import rng
+from coterie.core.errors import CoterieError
+from coterie.core.rng import rng
+from coterie.core.samples import (
+    ClientData,
+    ClientId,
+    Normalise,
+    Population,
+    Samples,
+)
 
 from .checks import Layout, checked_classes, checked_groups, checked_samples, measured
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Parts
-from .samples import ClientData, ClientId, Normalise, Population, Samples
 from .sources.files import missing
 from .sources.images import has_domain_level, read_images
 from .sources.leaf import is_leaf, read_leaf

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 Index = npt.NDArray[np.int64]
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from .samples import Samples
+from coterie.core.samples import Samples
+
 from .sources.images import decode
 
 Index = npt.NDArray[np.int64]

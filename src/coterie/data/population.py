@@ -11,14 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.errors import CoterieError
-from coterie.rng import rng
+from coterie.core.errors import CoterieError
+from coterie.core.rng import rng
+from coterie.core.samples import (
+    ClientData,
+    ClientId,
+    Normalise,
+    Population,
+    Samples,
+)
 
 from .draws import Draw
 from .drift import Drift
 from .partition import Index
 from .pool import Pool
-from .samples import ClientData, ClientId, Normalise, Population, Samples
 from .shift import Shift
 
 
@@ -62,7 +68,7 @@ class LazyPopulation:
     unseen_ids: tuple[ClientId, ...] = ()
     has_groups: bool = True
     training: Mapping[str, Any] = field(default_factory=dict)
-    """How a named scenario is trained; `coterie.run` takes its learning rate where none is set."""
+    """How a named scenario is trained; `coterie.runs.run` takes its learning rate where none is set."""
 
     def __post_init__(self) -> None:
         if not self.ids:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from coterie.errors import unknown
+from coterie.core.errors import unknown
+from coterie.core.samples import Normalise
 
-from .samples import Normalise
 from .sources.digits import LEVELS
 
 Training = Mapping[str, float | int | str]

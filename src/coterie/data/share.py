@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.errors import CoterieError
-from coterie.rng import rng
+from coterie.core.errors import CoterieError
+from coterie.core.rng import rng
+from coterie.core.samples import Samples
 
 from .draws import BalancedBlocks, DirichletDraws, Draw, EqualBlocks, FixedRows
 from .partition import Index, dirichlet, quantity, shards
 from .pool import ArrayPool, rows_of
 from .population import Source
-from .samples import Samples
 from .sources.files import Split
 
 _SHARDS = 2

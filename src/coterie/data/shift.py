@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from coterie.errors import CoterieError
-
-from .samples import Samples
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Samples
 
 _QUARTER = 90
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.errors import CoterieError
-from coterie.rng import rng
+from coterie.core.errors import CoterieError
+from coterie.core.rng import rng
+from coterie.core.samples import ClientId, Normalise, Samples
 
 from .datasets import how
 from .draws import FixedRows
 from .partition import Index
 from .pool import ArrayPool, FilePool, Pool, resized
 from .population import LazyPopulation, Source
-from .samples import ClientId, Normalise, Samples
 from .scenarios import Scenario
 from .shift import Shift
 from .sources.celeba import read_celeba

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 _HERE = Path(__file__).resolve().parent
 VARIABLE = "COTERIE_KERNEL"

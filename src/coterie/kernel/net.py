@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.data.samples import Normalise
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Normalise
 from coterie.kernel.library import (
     DTYPES,
     DataCall,

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from coterie.core.rng import torch_rng
 from coterie.kernel.net import Net, Routing
 from coterie.models.domains import DomainNet
-from coterie.rng import torch_rng
 
 _SAMPLES = 3
 _TOLERANCE = 1e-9

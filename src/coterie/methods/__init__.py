@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from coterie import user_code
-from coterie.errors import CoterieError, unknown
+from coterie.core import user_code
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.settings import from_settings
 from coterie.methods.base import ServerMethod
 from coterie.methods.cfl import CFL
-from coterie.methods.embedding import Embedding
+from coterie.methods.embedding.method import Embedding
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedcg import FedCG
 from coterie.methods.fedfomo import FedFomo
 from coterie.methods.fedprox import FedProx
 from coterie.methods.fedsem import FedSEM
-from coterie.methods.gossip import Gossip
 from coterie.methods.ifca import IFCA
 from coterie.methods.ladd import LADD
 from coterie.methods.local import Local
-from coterie.methods.md_icfl import MDICFL
+from coterie.methods.md_icfl.method import MDICFL
 from coterie.methods.oracle import Oracle
-from coterie.methods.panm import PANM
-from coterie.methods.peers import PeerMethod
-from coterie.methods.pens import PENS
+from coterie.methods.p2p.base import PeerMethod
+from coterie.methods.p2p.gossip import Gossip
+from coterie.methods.p2p.pens import PENS
+from coterie.methods.panm.method import PANM
 from coterie.methods.scaffold import Scaffold
-from coterie.settings import from_settings
 
 Method = ServerMethod[Any] | PeerMethod[Any]
 """What a run is about: a method with a server, or one of peers."""

@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from coterie import wire
-from coterie.aggregate import Rule, too_long
-from coterie.cohort import Cohort, Optimiser, evaluate
-from coterie.data.samples import ClientId
-from coterie.errors import CoterieError, unknown
-from coterie.federation import Federation, Replies, on_client
-from coterie.report.panels import Panel
-from coterie.states import Stack, State
-from coterie.task import Task
-from coterie.updates import DEFAULT_RATES, OptimiserName
+from coterie.core import wire
+from coterie.core.aggregate import Rule, too_long
+from coterie.core.cohort import Cohort, Optimiser, evaluate
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.federation import Federation, Replies, on_client
+from coterie.core.optimiser import DEFAULT_RATES, OptimiserName
+from coterie.core.panels import Panel
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack, State
+from coterie.core.task import Task
 
 S = TypeVar("S")
 

@@ -9,13 +9,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coterie.aggregate import combined
-from coterie.data.samples import ClientId
-from coterie.federation import Federation
+from coterie.core.aggregate import combined
+from coterie.core.federation import Federation
+from coterie.core.panels import Heatmap, Panel
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    concat,
+    cosine,
+    count,
+    flat,
+    minus,
+    stack,
+    take,
+)
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
-from coterie.report.panels import Heatmap, Panel
-from coterie.states import Stack, concat, cosine, count, flat, minus, stack, take
 
 
 @dataclass(frozen=True)

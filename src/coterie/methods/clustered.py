@@ -10,12 +10,19 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.aggregate import combined
-from coterie.cohort import Cohort, local_sgd, losses
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, Replies, on_client
+from coterie.core.aggregate import combined
+from coterie.core.cohort import Cohort, local_sgd, losses
+from coterie.core.federation import Federation, Replies, on_client
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    count,
+    row,
+    spread,
+    take,
+)
 from coterie.methods.base import Log, Models, ServerMethod, Trained
-from coterie.states import Stack, State, count, row, spread, take
 
 
 class HasClusters(Protocol):

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.aggregate import combined_one
-from coterie.cohort import Cohort, local_sgd
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, on_client
+from coterie.core.aggregate import combined_one
+from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.federation import Federation, on_client
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    spread,
+    stack,
+)
 from coterie.methods.base import Log, Models, ServerMethod, Trained
-from coterie.states import Stack, State, spread, stack
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coterie.cohort import Cohort, local_sgd, score
-from coterie.data.samples import ClientId
-from coterie.errors import CoterieError
-from coterie.federation import Federation, Nothing, on_client
+from coterie.core.cohort import Cohort, local_sgd, score
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Federation, Nothing, on_client
+from coterie.core.panels import Heatmap, Panel
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    concat,
+    flat,
+    mix,
+    row,
+    stack,
+)
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.own_model import OwnModelMethod
-from coterie.report.panels import Heatmap, Panel
-from coterie.states import Stack, State, concat, flat, mix, row, stack
 
 _NOTHING_HELD_OUT = (
     "fedfomo: no client has a validation part, so models are weighed on training data, where a client's own one wins; "

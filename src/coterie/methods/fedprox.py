@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from coterie.cohort import Cohort, local_sgd
-from coterie.federation import on_client
+from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.federation import on_client
+from coterie.core.states import spread
 from coterie.methods.base import Models, Trained
 from coterie.methods.fedavg import FedAvg
-from coterie.states import spread
 
 
 @dataclass(frozen=True)

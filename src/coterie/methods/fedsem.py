@@ -8,15 +8,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coterie.aggregate import combined
-from coterie.errors import CoterieError
-from coterie.federation import Federation
+from coterie.core.aggregate import combined
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Federation
+from coterie.core.rng import key64
+from coterie.core.states import (
+    Stack,
+    count,
+    flat,
+    spread,
+    take,
+)
+from coterie.core.task import Task
+from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster, cluster_sizes
-from coterie.rng import key64
-from coterie.states import Stack, count, flat, spread, take
-from coterie.task import Task
-from coterie.threads import one_thread_everywhere
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.aggregate import combined
-from coterie.cohort import Cohort, evaluate, local_sgd
-from coterie.data.samples import ClientId
-from coterie.errors import CoterieError
-from coterie.federation import Federation, Replies, on_client
+from coterie.core.aggregate import combined
+from coterie.core.cohort import Cohort, evaluate, local_sgd
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Federation, Replies, on_client
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack, take
 from coterie.methods.base import Assessment, Log, Models
 from coterie.methods.clustered import (
     Choice,
@@ -22,7 +23,6 @@ from coterie.methods.clustered import (
     distinct_starts,
     least_loss,
 )
-from coterie.states import Stack, take
 
 
 @dataclass(frozen=True)

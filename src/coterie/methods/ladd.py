@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clustering.embed import class_means
-from coterie.cohort import Cohort
-from coterie.data.samples import ClientId
-from coterie.errors import CoterieError
-from coterie.federation import Federation, Nothing, on_client
+from coterie.core.cohort import Cohort
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Federation, Nothing, on_client
+from coterie.core.rng import key64, rng
+from coterie.core.samples import ClientId
+from coterie.core.states import row, spread
+from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log
 from coterie.methods.clustered import ClusterMethod, Clusters
-from coterie.rng import key64, rng
-from coterie.states import row, spread
-from coterie.threads import one_thread_everywhere
+from coterie.methods.embedding.bits import class_means
 
 _STARTS = 10
 _RADIUS_SHARE = 0.1

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.cohort import Cohort, local_sgd
-from coterie.federation import Federation, Nothing, on_client
+from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.federation import Federation, Nothing, on_client
+from coterie.core.states import State
 from coterie.methods.base import Log
 from coterie.methods.own_model import OwnModelMethod
-from coterie.states import State
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.data.samples import ClientId
-from coterie.federation import Federation
+from coterie.core.federation import Federation
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    concat,
+    count,
+    row,
+    spread,
+)
 from coterie.methods.base import Log
 from coterie.methods.clustered import ClusterMethod, Clusters
-from coterie.states import concat, count, row, spread
 
 
 @dataclass(frozen=True)

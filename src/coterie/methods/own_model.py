@@ -8,11 +8,21 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from coterie.cohort import Cohort, evaluate
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, Nothing, Replies, on_client
+from coterie.core.cohort import Cohort, evaluate
+from coterie.core.federation import (
+    Federation,
+    Nothing,
+    Replies,
+    on_client,
+)
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    spread,
+    stack,
+)
 from coterie.methods.base import Assessment, ServerMethod
-from coterie.states import Stack, State, spread, stack
 
 
 class _Beginning(Protocol):

@@ -9,12 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.aggregate import combined_one
-from coterie.cohort import Cohort, local_sgd, steps
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, on_client
+from coterie.core.aggregate import combined_one
+from coterie.core.cohort import Cohort, local_sgd, steps
+from coterie.core.federation import Federation, on_client
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    axpy,
+    minus,
+    spread,
+    stack,
+    zeros,
+)
 from coterie.methods.base import Log, ServerMethod
-from coterie.states import Stack, State, axpy, minus, spread, stack, zeros
 
 _COMMON = ("model", "control")
 

@@ -6,7 +6,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 Shape = tuple[int, ...]
 

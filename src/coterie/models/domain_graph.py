@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 WKind = Literal["none", "full", "low_rank", "bottleneck", "per_filter"]
 Sigma = Literal["relu", "none", "on_activation"]

@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.models.domain_graph import DomainGraph, Graph, Sigma, WKind
 from coterie.models.residual import DomainLayer, ResidualStart, domain_layer, parameters_of
 from coterie.models.route import Route

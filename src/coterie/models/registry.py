@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from coterie.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError, unknown
 
 from . import autoencoders, leaf, lenets, perceptrons, resnet, small_cnns
 from ._parts import Shape

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 from coterie.models.domain_graph import DomainGraph
 from coterie.models.route import Route
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 _EVEN = 1.5  # how many times the samples of a batch may be computed to save calls
 

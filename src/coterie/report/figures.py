@@ -8,10 +8,16 @@ from math import isfinite
 from statistics import fmean, pstdev
 from typing import Any
 
+from coterie.core.panels import (
+    Graph,
+    Heatmap,
+    Histogram,
+    Lines,
+)
+from coterie.report.formatting import method_title
+
 from . import axes
 from .folder import RunFolder
-from .panels import Graph, Heatmap, Histogram, Lines
-from .text import method_title
 
 Figure = dict[str, Any]
 

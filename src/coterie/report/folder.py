@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import CoterieError
-from coterie.folder import holds_comparison
-from coterie.kind import IN_PYTHON, Kind, kind_of
-
-from .panels import Panel, load_panels
+from coterie.core.errors import CoterieError
+from coterie.core.panels import Panel, load_panels
+from coterie.runs.folder import holds_comparison
+from coterie.runs.kind import IN_PYTHON, Kind, kind_of
 
 Column = list[float | None]
 _RESULT_KEYS = ("method", "scenario", "seed", "rounds", "clients", "accuracy", "worst_accuracy")

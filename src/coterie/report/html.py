@@ -9,12 +9,28 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from coterie.report.formatting import (
+    UNKNOWN,
+    duration,
+    human_bytes,
+    method_title,
+    number,
+    percent,
+    percent_spread,
+    plural,
+    score,
+)
+from coterie.report.headlines import (
+    compare_headline,
+    compare_warnings,
+    lost_words,
+    run_headline,
+)
+
 from . import figures
 from .folder import CompareFolder, RunFolder, read_compare, read_run
 from .page import Page, card
 from .parts import client_map, contingency, failures_table, log_cards, panel_cards, warning_card
-from .text import UNKNOWN, duration, human_bytes, method_title, number, percent, percent_spread, plural, score
-from .words import compare_headline, compare_warnings, lost_words, run_headline
 
 _MOST_BOXES = 12
 

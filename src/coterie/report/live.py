@@ -15,11 +15,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coterie.terminal import harmless
+from coterie.core.terminal import harmless
+from coterie.report.formatting import (
+    UNKNOWN,
+    clock,
+    duration,
+    human_bytes,
+    method_title,
+    number,
+    percent,
+    percent_spread,
+    score,
+)
+from coterie.report.headlines import run_headline
 
 from .fitted import FILE_WIDTH, Cell, fitted_table
-from .text import UNKNOWN, clock, duration, human_bytes, method_title, number, percent, percent_spread, score
-from .words import run_headline
 
 Row = Mapping[str, Any]
 _LEAST_BAR = 10

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 from . import charts
 from .figures import Figure, colour

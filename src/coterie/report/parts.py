@@ -7,11 +7,20 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from coterie.core.panels import (
+    Graph,
+    Heatmap,
+    Histogram,
+    ImageGrid,
+    Lines,
+    Panel,
+    Table,
+)
+from coterie.report.formatting import percent
+
 from . import figures
 from .folder import RunFolder
 from .page import Page, card, painted, paragraphs, table
-from .panels import Graph, Heatmap, Histogram, ImageGrid, Lines, Panel, Table
-from .text import percent
 
 _MOST_NUMBERED = 300
 _MOST_CELLS = 5_000

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.errors import CoterieError, installing, unknown
+from coterie.core.errors import CoterieError, installing, unknown
 
 Values = Mapping[str, Any]
 

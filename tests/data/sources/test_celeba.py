@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from coterie.core.errors import CoterieError
 from coterie.data import build
 from coterie.data.sources.celeba import DOMAIN_ATTRIBUTES, read_attributes, read_celeba
-from coterie.errors import CoterieError
 
 from .test_leaf import write
 

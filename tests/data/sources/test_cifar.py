@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.core.errors import CoterieError
 from coterie.data.sources.cifar import read_cifar10
-from coterie.errors import CoterieError
 
 HOW = "fetch it"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.core.errors import CoterieError
 from coterie.data.sources.idx import read_idx
-from coterie.errors import CoterieError
 
 HOW = "fetch it"
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from coterie.core.errors import CoterieError
 from coterie.data.sources.images import has_domain_level, read_images
-from coterie.errors import CoterieError
 
 HOW = "fetch it"
 

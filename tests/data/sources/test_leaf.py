@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.core.errors import CoterieError
 from coterie.data.sources.leaf import is_leaf, read_leaf, read_leaf_names
-from coterie.errors import CoterieError
 
 HOW = "fetch it"
 Users = dict[str, tuple[list[Any], list[Any]]]

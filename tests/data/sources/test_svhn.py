@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from coterie.core.errors import CoterieError
 from coterie.data.sources.svhn import read_svhn
-from coterie.errors import CoterieError
 
 HOW = "fetch it"
 

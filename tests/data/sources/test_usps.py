@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from coterie.core.errors import CoterieError
 from coterie.data.sources.usps import read_usps
-from coterie.errors import CoterieError
 
 HOW = "fetch it"
 

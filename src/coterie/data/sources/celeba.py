@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from coterie.errors import unknown
+from coterie.core.errors import unknown
 
 from .files import contents, corrupt, find, missing
 from .leaf import NamedPart, read_leaf_names

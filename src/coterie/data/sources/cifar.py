@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.data.samples import Samples
+from coterie.core.samples import Samples
 
 from .files import Split, corrupt, find, missing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from coterie.data.samples import Samples
+from coterie.core.samples import Samples
 
 LEVELS = 16
 """The brightest value, where other image sets have 255."""

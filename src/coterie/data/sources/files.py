@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.data.samples import Samples
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Samples
 
 
 @dataclass(frozen=True)

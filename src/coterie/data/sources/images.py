@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from coterie.data.samples import Samples
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Samples
 
 from .files import corrupt, missing
 

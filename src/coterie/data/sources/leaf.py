@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from coterie.data.samples import Samples
+from coterie.core.samples import Samples
 
 from .files import corrupt, missing
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.data.samples import Samples
+from coterie.core.samples import Samples
 
 from .files import Split, corrupt, find
 

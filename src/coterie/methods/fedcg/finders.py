@@ -12,8 +12,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from coterie.aggregate import combined, combined_one
-from coterie.clustering.domains import (
+from coterie.core.aggregate import combined, combined_one
+from coterie.core.cohort import (
+    Cohort,
+    Optimiser,
+    local_sgd,
+    probabilities,
+)
+from coterie.core.errors import CoterieError
+from coterie.core.federation import Federation, Nothing
+from coterie.core.samples import (
+    ClientData,
+    ClientId,
+    Normalise,
+    Samples,
+)
+from coterie.core.states import (
+    Stack,
+    State,
+    distance,
+    flat,
+    spread,
+    stack,
+)
+from coterie.core.task import Task
+from coterie.methods.base import Models
+from coterie.methods.fedcg.domains import (
     UNEVEN,
     Moments,
     features_of,
@@ -24,17 +48,15 @@ from coterie.clustering.domains import (
     posterior,
     square,
 )
-from coterie.clustering.equipartition import MOST_PASSES, first_offsets, is_even, next_offsets
-from coterie.cohort import Cohort, Optimiser, local_sgd, probabilities
-from coterie.data.samples import ClientData, ClientId, Normalise, Samples
-from coterie.errors import CoterieError
-from coterie.federation import Federation, Nothing
-from coterie.methods.base import Models
+from coterie.methods.fedcg.equipartition import (
+    MOST_PASSES,
+    first_offsets,
+    is_even,
+    next_offsets,
+)
 from coterie.methods.fedcg.layers import plain
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Weigh
 from coterie.models.domains import domain_classifier, with_offsets
-from coterie.states import Stack, State, distance, flat, spread, stack
-from coterie.task import Task
 
 if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from torch import nn
 
+from coterie.core.task import Task
 from coterie.models.domains import DomainNet
-from coterie.task import Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from coterie.states import Stack, State
+from coterie.core.states import Stack, State
 
 
 @dataclass(frozen=True)

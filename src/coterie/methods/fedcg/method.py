@@ -15,22 +15,37 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from coterie.aggregate import combined, combined_one
-from coterie.clustering.domains import domain_panels, evenness, features_of, triangle
-from coterie.clustering.equipartition import soft_assignments
-from coterie.cohort import Cohort, evaluate, local_sgd
-from coterie.data.samples import ClientId
-from coterie.federation import Federation, Nothing, Replies, on_client
+from coterie.core.aggregate import combined, combined_one
+from coterie.core.cohort import Cohort, evaluate, local_sgd
+from coterie.core.federation import (
+    Federation,
+    Nothing,
+    Replies,
+    on_client,
+)
+from coterie.core.panels import Panel
+from coterie.core.samples import ClientId
+from coterie.core.states import (
+    Stack,
+    State,
+    spread,
+    stack,
+)
+from coterie.core.task import Task
 from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
+from coterie.methods.fedcg.domains import (
+    domain_panels,
+    evenness,
+    features_of,
+    triangle,
+)
+from coterie.methods.fedcg.equipartition import soft_assignments
 from coterie.methods.fedcg.finders import FINDERS, Finder, TeacherFinder
 from coterie.methods.fedcg.layers import Wrapping, plain
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Sums, Weigh, Weighed
 from coterie.models.domain_graph import FixedAdjacency, Graph, Sigma, WKind, distance_adjacency, fixed_adjacency
 from coterie.models.domains import DomainNet, fedcg
 from coterie.models.residual import ResidualStart
-from coterie.report.panels import Panel
-from coterie.states import Stack, State, spread, stack
-from coterie.task import Task
 
 _COMMON = ("model", "teacher", "student")
 _LEAST = {"domains": 1, "bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}

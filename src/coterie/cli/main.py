@@ -1,0 +1,309 @@
+"""The command line: `coterie list | run | compare | resume | report | data | demo`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coterie import __version__
+from coterie.cli import attack as cli_attack
+from coterie.cli import deploy as cli_deploy
+from coterie.cli import help as cli_help
+from coterie.core import interrupts
+from coterie.core.errors import CoterieError, Interrupted, unknown
+from coterie.core.terminal import harmless
+
+# Only what is light: a command imports what it needs when it is called, so that `coterie --help` need not wait for
+# torch, and Ctrl-C during that wait is heard by `main`.
+
+app = typer.Typer(
+    cls=cli_help.Commands,
+    help="Clustered and personalised federated learning: find the groups hidden among clients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+cli_help.mend()
+app.add_typer(cli_attack.attack_app, name="attack")
+app.command()(cli_attack.encoder)
+cli_deploy.add_commands(app)
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise CoterieError("--out is empty; name a folder, or do without --out.")
+    return Path(text)
+
+
+ScenarioOption = Annotated[
+    str | None,
+    typer.Option("--scenario", help="a scenario's name (default: rotated-digits); see `coterie list scenarios`"),
+]
+DataOption = Annotated[Path | None, typer.Option("--data", help="your own data instead of a scenario: a folder")]
+RootOption = Annotated[
+    Path | None, typer.Option("--root", help="where the datasets are (default: $COTERIE_DATA, .data)")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="a name of `coterie list models`, or file.py:function")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="number of rounds")]
+ClientsOption = Annotated[int | None, typer.Option("--clients", help="number of clients")]
+SamplesOption = Annotated[int | None, typer.Option("--samples", help="training samples per client")]
+GroupsOption = Annotated[int | None, typer.Option("--groups", help="number of hidden groups")]
+AlphaOption = Annotated[float | None, typer.Option("--alpha", help="label skew (Dirichlet); small is uneven")]
+ImageOption = Annotated[int | None, typer.Option("--image-size", help="pixels to resize images to")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="worker processes or threads (default: cores)")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="key=value of the method (see `coterie list METHOD`), faults.key=value, METHOD.key=value"
+    ),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file; the other options go before it")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the run (default: runs/...)")
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str | None, typer.Argument(help="methods, scenarios, models, faults, or a method's name")] = None,
+) -> None:
+    """What there is: methods, scenarios, models; or the settings of one method, or of simulated faults."""
+    from coterie.cli import listing
+
+    for table in listing.tables(what):
+        Console().print(table)
+
+
+@app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="a name of `coterie list methods`")] = None,
+    scenario: ScenarioOption = None,
+    data: DataOption = None,
+    root: RootOption = None,
+    model: ModelOption = None,
+    rounds: RoundsOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
+    clients: ClientsOption = None,
+    samples: SamplesOption = None,
+    groups: GroupsOption = None,
+    alpha: AlphaOption = None,
+    image_size: ImageOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
+    config: ConfigOption = None,
+    out: OutOption = None,
+) -> None:
+    """Run one method and write its folder: metrics, models, checkpoint, report."""
+    from coterie.cli import runs as cli_runs
+    from coterie.runs.config import from_tables
+    from coterie.runs.experiment import execute
+
+    tables = cli_runs.tables_of(
+        config, method, assignments,
+        scenario=scenario, data=data, root=root, model=model, rounds=rounds, seed=seed, clients=clients,
+        samples=samples, groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+    )  # fmt: skip
+    settings = from_tables(tables)
+    folder = out or Path("runs") / f"{settings.label}-{cli_runs.subject(settings)}-seed{settings.seed}"
+    cli_runs.watched(settings, folder, lambda view: execute(settings, folder, view=view))
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="folder of an interrupted run")]) -> None:
+    """Go on with an interrupted run; it ends as if it had never been interrupted."""
+    from coterie.cli import runs as cli_runs
+    from coterie.runs.experiment import config_of
+    from coterie.runs.experiment import resume as go_on
+
+    cli_runs.watched(config_of(folder), folder, lambda view: go_on(folder, view=view))
+
+
+@app.command()
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="two or more names of `coterie list methods`")],
+    scenario: ScenarioOption = None,
+    data: DataOption = None,
+    root: RootOption = None,
+    model: ModelOption = None,
+    rounds: RoundsOption = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="seeds, such as 0,1,2")] = "0",
+    clients: ClientsOption = None,
+    samples: SamplesOption = None,
+    groups: GroupsOption = None,
+    alpha: AlphaOption = None,
+    image_size: ImageOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
+    config: ConfigOption = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="accuracy to reach: reports bytes and rounds")
+    ] = None,
+    out: OutOption = None,
+) -> None:
+    """Run several methods (and seeds) side by side: one table, one report.
+
+    The same command goes on with a comparison that was interrupted. Without --scenario or --data it is about
+    rotated-digits.
+    """
+    from coterie.cli import runs as cli_runs
+    from coterie.runs.config import from_tables
+
+    numbers = cli_runs.numbers(seeds)
+    configs = []
+    for method in dict.fromkeys(methods):
+        tables = cli_runs.tables_of(
+            config, method, cli_runs.fitting(method, methods, assignments or []),
+            scenario=scenario, data=data, root=root, model=model, rounds=rounds, clients=clients, samples=samples,
+            groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+        )  # fmt: skip
+        configs.append(from_tables(tables))
+    folder = out or Path("runs") / f"compare-{cli_runs.subject(configs[0])}"
+    cli_runs.compare(configs, numbers, folder, target)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run or comparison")]) -> None:
+    """Write the report of a run or a comparison anew."""
+    from coterie.report.html import write_compare_report, write_run_report
+
+    write = write_compare_report if (folder / "compare.json").is_file() else write_run_report
+    Console().print(f"wrote {write(folder)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def data(
+    scenario: Annotated[str | None, typer.Argument(help="a scenario's name; without it, which data are there")] = None,
+    own: DataOption = None,
+    root: RootOption = None,
+    clients: ClientsOption = None,
+    samples: SamplesOption = None,
+    groups: GroupsOption = None,
+    alpha: AlphaOption = None,
+    image_size: ImageOption = None,
+    seed: Annotated[int, typer.Option("--seed", help="seed of the partition")] = 0,
+) -> None:
+    """Describe a scenario's (or your own) data: clients, groups, sizes, labels."""
+    from coterie.cli import listing
+    from coterie.runs.config import ScenarioConfig, check_seed
+    from coterie.runs.experiment import population_of
+
+    if scenario is not None and own is not None:
+        raise CoterieError("--data are your own data and a name is that of a scenario; give one of the two.")
+    check_seed(seed)
+    if scenario is None and own is None:
+        Console().print(listing.scenarios(root))
+        return
+    chosen = ScenarioConfig(
+        name=scenario or "rotated-digits",
+        data=str(own) if own else None,
+        root=str(root) if root else None,
+        clients=clients,
+        samples=samples,
+        groups=groups,
+        alpha=alpha,
+        image_size=image_size,
+    )
+    for table in listing.population(population_of(chosen, seed), scenario or str(own)):
+        Console().print(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the demo (default: runs/demo, anew)"),
+    ] = None,
+) -> None:
+    """Every method on 40 clients in 4 hidden groups, in a minute, without any download."""
+    from coterie.cli import runs as cli_runs
+    from coterie.methods import METHODS
+    from coterie.runs.config import from_tables
+
+    folder = out or Path("runs") / "demo"
+    if out is None and (folder / "compare.json").is_file():
+        shutil.rmtree(folder)  # never one that the user named
+    held_out = {"fedfomo": 0.2}  # it weighs models on a validation part
+    configs = [
+        from_tables({"method": name, "scenario": {"name": "rotated-digits", "validation": held_out.get(name, 0.0)}})
+        for name in METHODS
+    ]
+    cli_runs.compare(configs, [0], folder, target=0.9)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="a name of this list; without it, the list")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="other seeds than the table's own, such as 0,1")] = None,
+    out: OutOption = None,
+) -> None:
+    """Make a table or figure of docs/results again; it goes on where an earlier call stopped."""
+    from coterie.cli import listing
+    from coterie.cli import runs as cli_runs
+    from experiments import EXPERIMENTS
+
+    known = EXPERIMENTS.load()
+    if name is None:
+        Console().print(listing.experiments(known.values()))
+        return
+    if name not in known:
+        raise unknown("experiment", name, known)
+    folder = out or Path("runs") / "reproduce" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = known[name].seeds if seeds is None else cli_runs.numbers(seeds)
+    with cli_runs.the_same_command_goes_on():
+        text = known[name].run(folder, chosen, lambda line: _say(line))
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """The entry point: bad input is one sentence on stderr and exit code 2."""
+    try:
+        _main()
+    except SystemExit as end:
+        cli_deploy.leave(end)
+        raise
+
+
+def _main() -> None:
+    interrupts.listen()
+    try:
+        app(standalone_mode=True)
+    except Interrupted as stop:
+        _say(harmless(str(stop)))
+        sys.exit(cli_deploy.code_when_stopped())
+    except CoterieError as error:
+        _say(harmless(f"coterie: {error}"))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _say("coterie: stopped.")
+        sys.exit(cli_deploy.code_when_stopped())
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(text)

@@ -1,1 +1,0 @@
-"""Clustering as pure functions; scikit-learn and scipy do the work."""

@@ -1,0 +1,384 @@
+"""The only door between a method and its clients.
+
+A method asks clients to run one of its own client functions; the federation (the simulator, or Flower) carries the
+message there and the replies back, counts the bytes, refuses bad replies by name and goes on with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.cohort import Cohort, Memory
+from coterie.core.errors import CoterieError
+from coterie.core.rng import Key, rng
+from coterie.core.samples import ClientId
+from coterie.core.states import State
+from coterie.core.task import Task
+
+P = TypeVar("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+Purpose = Literal["train", "evaluation"]
+Rows = Mapping[str, Tensor]
+_LARGEST_RATIO = 1e3
+_LARGEST_NORM = 1e10
+"""Longer than any honest sum or model, and so short that float32 can still average thousands of it."""
+
+
+TELLS: Mapping[str, str] = {
+    "models": "models trained on the client's data, and how many samples it has",
+    "scores": "losses, accuracies, and which of several models fits best",
+    "labels": "how often each class occurs, or answers that depend on it",
+    "brightness": "the mean of the inputs per channel",
+    "features": "first and second moments of features of the inputs",
+    "styles": "low frequencies of the images, class by class",
+    "embeddings": "bits of the mean code of each class, some of them flipped",
+}
+"""What the answer to a question can tell about a client, in the words of `coterie join --refuse`."""
+
+
+@overload
+def on_client(function: F, /) -> F: ...
+
+
+@overload
+def on_client(*tells: str) -> Callable[[F], F]: ...
+
+
+def on_client(*given: Any) -> Any:
+    """Mark a method's function as one that runs on clients, and say what its answer tells about them.
+
+    `@on_client("models")`, with words of `TELLS`; `@on_client()` where the answer tells nothing about the data. A bare
+    `@on_client` does not say, and is taken to tell everything. Only marked functions can be asked for.
+    """
+    if len(given) == 1 and callable(given[0]):
+        return on_client(*TELLS)(given[0])
+    unclear = set(given) - TELLS.keys()
+    if unclear:
+        raise CoterieError(f"{', '.join(sorted(unclear))}: not something that clients tell; use {', '.join(TELLS)}.")
+
+    def mark(function: F) -> F:
+        function.on_client, function.tells = True, given  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The empty message."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's reply is missing."""
+
+    kind: Literal["dropped", "late", "crashed", "frozen", "not finite", "wrong shape", "too large", "lost", "refused"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replies(Generic[R]):
+    """The valid replies, stacked in the order of `ids`, and why the others are missing.
+
+    Every tensor of `value` has the clients as its leading axis. With no valid reply at all `value` is None.
+    """
+
+    ids: tuple[ClientId, ...]
+    value: R | None
+    failed: Mapping[ClientId, Failure] = field(default_factory=dict)
+
+
+@dataclass
+class Tally:
+    """Training replies of one round: how many were asked for, how many count, and why the others do not."""
+
+    asked: int = 0
+    valid: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass
+class Ledger:
+    """Bytes that crossed between server and clients, by purpose; exactly the lengths of the encoded messages."""
+
+    down: dict[Purpose, int] = field(default_factory=lambda: {"train": 0, "evaluation": 0})
+    up: dict[Purpose, int] = field(default_factory=lambda: {"train": 0, "evaluation": 0})
+
+    @property
+    def evaluation(self) -> int:
+        """Bytes spent on evaluation, both ways."""
+        return self.down["evaluation"] + self.up["evaluation"]
+
+
+@dataclass(frozen=True)
+class Question(Generic[P, R]):
+    """What clients are asked, as `Federation.ask` takes it."""
+
+    function: Callable[[Cohort, P], R]
+    ids: Sequence[ClientId]
+    same: P | None
+    each: P | None
+    rows: Sequence[int] | None
+    common: Sequence[str]
+    purpose: Purpose
+    counted: bool
+
+
+class Federation(Protocol):
+    """What a server method may do with its clients."""
+
+    seed: int
+    round: int
+    task: Task
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Clients that are there now."""
+
+    def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
+        """Clients drawn for this round: a fraction (<= 1) or a number (> 1) of them, the same for every method."""
+        return draw_clients(self.ids if among is None else among, share, self.rng("sample"))
+
+    def ask(
+        self,
+        function: Callable[[Cohort, P], R],
+        ids: Sequence[ClientId],
+        *,
+        same: P | None = None,
+        each: P | None = None,
+        rows: Sequence[int] | None = None,
+        common: Sequence[str] = (),
+        purpose: Purpose = "train",
+        counted: bool = True,
+    ) -> Replies[R]:
+        """Have clients run a client function of the method.
+
+        `same` goes to everyone as it is. `each` is a message whose tensors have a leading axis: client i gets row
+        `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows. The
+        parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
+        nothing passes between a server and its clients, the simulator only makes peers do their own work.
+        """
+        question = Question(function, ids, same, each, rows, common, purpose, counted)
+        replies = self.answer(question)
+        self.heard(question, replies)
+        return replies
+
+    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+        """Replies have come; a federation that counts them does so here."""
+
+    def answer(self, question: Question[P, R]) -> Replies[R]:
+        """How a federation carries a question; methods call `ask`."""
+
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """Write down that the method could not use a client's reply, and why."""
+
+    def note(self, text: str) -> None:
+        """Tell whoever watches the run something about it, in one sentence."""
+
+    def rng(self, purpose: str, *key: Key) -> np.random.Generator:
+        """Server-side randomness of this round, keyed by (seed, purpose, round) alone."""
+        return rng(self.seed, purpose, self.round, *key)
+
+    def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """True groups, for the oracle baseline alone; refused where they are not known."""
+
+
+class Engine(Federation, Protocol):
+    """A federation that the loop over rounds can drive: the simulator, or a deployment."""
+
+    ledger: Ledger
+    failures: list[tuple[int, ClientId, Failure]]
+    memory: dict[ClientId, Memory]
+    tally: Tally = Tally()
+
+    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+        """Count what came back of the training."""
+        if question.purpose == "train":
+            tally = self.tally
+            failures = [*tally.failures, *replies.failed.values()]
+            self.tally = Tally(tally.asked + len(question.ids), tally.valid + len(replies.ids), failures)
+
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """A failure that only the method could see."""
+        self.failures.append((self.round, client, Failure("refused", reason)))
+
+    @property
+    def path(self) -> str:
+        """Which way clients are computed."""
+
+    @property
+    def registered(self) -> int:
+        """How many clients there are in all."""
+
+    def begin(self, round: int) -> tuple[ClientId, ...]:
+        """A round begins; returned are the clients that have joined since the last one."""
+
+    def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
+        """True groups in this round, for the evaluation alone; None where they are not known."""
+
+    def majority(self, ids: Sequence[ClientId]) -> float | None:
+        """The mean accuracy of always answering the class most frequent in their tests; None where it is not known."""
+        return None
+
+    def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
+        """Go on from a checkpoint."""
+
+    def saved(self, next_round: int) -> None:
+        """A checkpoint from which `next_round` would be the first has been written."""
+
+    def take_touched(self) -> list[ClientId]:
+        """Clients whose memory has changed since this was last asked."""
+
+    def commit(self) -> None:
+        """The round is over: what clients kept in it now counts."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+@runtime_checkable
+class KeepsSomeBack(Protocol):
+    """A federation with clients that never take part in training, on which methods are judged too."""
+
+    @property
+    def unseen(self) -> tuple[ClientId, ...]:
+        """Their names."""
+
+    def trial(self) -> AbstractContextManager[None]:
+        """What is asked inside counts as evaluation, and leaves nothing behind in any client's memory."""
+
+
+@runtime_checkable
+class HasAttackers(Protocol):
+    """A federation that knows who attacks it (the simulator): only the honest are judged."""
+
+    @property
+    def attackers(self) -> frozenset[ClientId]:
+        """Their names."""
+
+
+class Arrival(IntEnum):
+    """What becomes of an answer on its way from one peer to another."""
+
+    LOST = 0
+    FRESH = 1
+    OLD = 2
+
+
+@runtime_checkable
+class PeerNetwork(Federation, Protocol):
+    """A federation whose clients also reach each other: what peer-to-peer methods run on."""
+
+    @property
+    def delays(self) -> bool:
+        """Whether an answer can be old."""
+
+    def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
+        """Carry answers between peers and book their bytes.
+
+        `answered` [A, m] says which of an asker's questions somebody answers, `size` [A] how many bytes each answer to
+        it has; the result [A, m] holds `Arrival` codes.
+        A peer that is slow sends what it would have sent in its last round (OLD).
+        """
+
+
+def draw_clients(among: Sequence[ClientId], share: float, generator: np.random.Generator) -> tuple[ClientId, ...]:
+    """A fraction (<= 1) or a number (> 1) of the clients; the order they are given in does not matter."""
+    pool = sorted(among)
+    number = max(1, round(share * len(pool))) if share <= 1 else min(int(share), len(pool))
+    if number >= len(pool):
+        return tuple(pool)
+    drawn = generator.choice(len(pool), number, replace=False)
+    return tuple(pool[i] for i in sorted(drawn))
+
+
+def largest_norm(norms: Tensor) -> float:
+    """How long a model in a reply may be: a thousand times the median of those that came together with it.
+
+    Large inputs make the models of all clients long, and a long model is no broken one; one that is far longer than the
+    others is. What stops a single reply, or many that are equally broken, is the limit for all numbers.
+    """
+    usual = norms[torch.isfinite(norms)]
+    middle = float(usual.median()) if len(usual) else 0.0  # of an even number the lower one
+    return min(_LARGEST_NORM, _LARGEST_RATIO * (1 + middle))
+
+
+def model_norms(reply: Rows, template: State) -> Tensor:
+    """The length of the model (or models) in every row of a stacked reply whose shapes are right."""
+    squares = [_squares(tensor) for path, tensor in reply.items() if _part_of_model(path, template) is not None]
+    return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(0, dtype=torch.float64)
+
+
+def _part_of_model(path: str, template: State) -> Tensor | None:
+    """The entry of the template that an entry of a reply is, if its path ends in the name of one."""
+    return template.get(path.split("/", 1)[-1]) if "/" in path else None
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    """The sum of squares of every row; of numbers that are not floating-point ones, zero."""
+    if not tensor.is_floating_point():
+        return torch.zeros(len(tensor), dtype=torch.float64)
+    numbers = tensor.reshape(len(tensor), -1)
+    lengths: Tensor = (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1).double()
+    return lengths.square()
+
+
+def check_reply(
+    names: Sequence[ClientId],
+    reply: Rows,
+    template: State,
+    limit: float | None = None,
+    like: Rows | None = None,
+    unbounded: Sequence[str] = (),
+    said: Tensor | None = None,
+) -> tuple[list[int], dict[ClientId, Failure]]:
+    """Which rows of a stacked reply are usable, and what is wrong with the others.
+
+    Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
+    every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`
+    (without one, `largest_norm` of these rows), and nothing else longer than any honest sum. A `size`, by which a
+    reply weighs, must be what the client `said` when it joined.
+    """
+    bad: dict[ClientId, Failure] = {}
+    norms = torch.zeros(len(names), dtype=torch.float64)
+    for path, tensor in reply.items():
+        wanted = _part_of_model(path, template)
+        usual = tensor.shape if like is None else like[path].shape
+        right = usual if wanted is None else (len(names), *wanted.shape)
+        if tensor.shape != right:
+            found, proper = tuple(tensor.shape[1:]), tuple(right[1:])
+            for name in names:
+                bad.setdefault(name, Failure("wrong shape", f"{path} has shape {found} instead of {proper}"))
+            continue
+        if not tensor.is_floating_point() or path in unbounded:
+            continue
+        squares = _squares(tensor)  # one pass: finite only if every number is, and what the norm needs
+        most = float("inf") if wanted is not None else _LARGEST_NORM**2
+        for index in torch.nonzero(~(torch.isfinite(squares) & (squares <= most))).flatten().tolist():
+            kind = "too large" if bool(torch.isfinite(tensor[index]).all()) else "not finite"
+            text = "is too large to be true" if kind == "too large" else "has NaN or infinite numbers"
+            bad.setdefault(names[index], Failure(kind, f"{path} {text}"))  # type: ignore[arg-type]
+        if wanted is not None:
+            norms += squares
+    norms = norms.sqrt()
+    most = largest_norm(norms) if limit is None else limit
+    for index in torch.nonzero(norms > most).flatten().tolist():
+        size = float(norms[index])
+        bad.setdefault(
+            names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {most:.3g} allowed")
+        )
+    if said is not None and "size" in reply and reply["size"].numel() == len(names):
+        claimed, known = reply["size"].flatten().double(), said.flatten().double()
+        for index in torch.nonzero((claimed != known) | (claimed < 0)).flatten().tolist():
+            text = f"it claims {claimed[index]:g} samples and said {known[index]:g} when it joined"
+            bad.setdefault(names[index], Failure("refused", text))
+    return [index for index, name in enumerate(names) if name not in bad], bad

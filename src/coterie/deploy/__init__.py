@@ -1,0 +1,1 @@
+"""Federations of real machines: server methods on Flower, peer methods over zenoh."""

@@ -1,0 +1,124 @@
+"""One client on its own machine: its data, its memory on its own disk, and the client functions it is asked to run."""
+
+from __future__ import annotations
+
+import typing
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.core import wire
+from coterie.core.errors import CoterieError
+from coterie.core.jobs import (
+    Job,
+    Letter,
+    Setting,
+    perform,
+)
+from coterie.core.samples import ClientId, Population
+from coterie.data.own import from_file
+from coterie.data.population import unseen_ids
+from coterie.deploy.boundary import blamed, check_name, checked
+from coterie.deploy.consent import Consent
+from coterie.deploy.memory import DiskMemory
+from coterie.deploy.protocol import Agreement, Hello, Order
+from coterie.runs.config import from_tables, read_tables
+from coterie.runs.experiment import population_of
+
+
+def client_data(path: Path, name: ClientId) -> Population:
+    """A client's own data: an .npz file; or, for trials, a run's TOML file, of whose scenario it is client `name`."""
+    if path.suffix != ".toml":
+        return from_file(path, name)
+    config = from_tables(read_tables(path))
+    population = population_of(config.scenario, config.seed)
+    known = [*population.ids, *unseen_ids(population)]
+    if name not in known:
+        few = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+        raise CoterieError(f"The scenario of {path} has no client {name!r}; choose a --name among {few}.")
+    return population
+
+
+class Device:
+    """A client. What it answers depends on the order, its data and its memory, never on which process answers."""
+
+    def __init__(
+        self,
+        name: ClientId,
+        data: Population,
+        memory: Path,
+        model: str = "",
+        *,
+        secret: str | None = None,
+        consent: Consent | None = None,
+    ) -> None:
+        self.name = check_name(name, "--name")
+        self._data, self._root, self._model = data, memory, model
+        self._secret, self._consent = secret, consent or Consent()
+        self._settings: dict[Agreement, Setting] = {}
+
+    @cached_property
+    def hello(self) -> Hello:
+        """The introduction: nothing but names, sizes and moments of the training inputs."""
+        train = self._data.client(self.name).train
+        inputs = train.x.double() / 255 if train.x.dtype == torch.uint8 else train.x.double()
+        flat = inputs.transpose(0, 1).flatten(1) if inputs.dim() == 4 else inputs.reshape(1, -1)
+        return Hello(
+            name=self.name,
+            shape=tuple(self._data.shape),
+            classes=self._data.classes,
+            dtype=str(train.x.dtype).removeprefix("torch."),
+            samples=len(train),
+            mean=tuple(flat.mean(1).tolist()),
+            square=tuple((flat**2).mean(1).tolist()),
+        )
+
+    def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> bytes:
+        """Run the client function that an order names on its message, keep what it keeps, and encode the reply.
+
+        Whatever goes wrong is a `CoterieError`: an order cannot end the process that it was sent to.
+        """
+        order = checked(Order, text)
+        with blamed(f"The order {order.action!r} failed here"):
+            return self._performed(order, payload, limit)
+
+    def _performed(self, order: Order, payload: bytes, limit: int) -> bytes:
+        setting = self._setting(order.agreement)
+        function = getattr(setting.method, order.action, None)
+        if function is None or not getattr(function, "on_client", False):
+            raise CoterieError(f"{setting.method.name} has no client function {order.action!r}.")
+        self._consent.check(function, self._root)
+        letter = Letter.of(wire.decode(payload, message_type(function), limit=limit), order.common)
+        memory = DiskMemory(self._root, order.agreement.run)
+        recalled = memory.recall(order.session, order.era)
+        job = Job(order.action, order.round, (self.name,), None, (recalled,))
+        outcome = perform(setting, job, letter.with_axis() if order.each else letter)
+        if outcome.kept:
+            memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
+        return wire.encode(outcome.reply.row(0).open())
+
+    def _setting(self, agreement: Agreement) -> Setting:
+        if agreement not in self._settings:
+            self._settings = {agreement: self._agreed(agreement)}
+        return self._settings[agreement]
+
+    def _agreed(self, agreement: Agreement) -> Setting:
+        if agreement.shape != tuple(self._data.shape):
+            raise CoterieError(f"The run is about inputs of shape {agreement.shape}, not {tuple(self._data.shape)}.")
+        method = agreement.build_method()
+        task = method.task(agreement.build_task(self._model))
+        return Setting(method, task, self._data, agreement.seed, self._secret, self._consent.least_flip)
+
+
+def message_type(function: Any) -> Any:
+    """The type of the message that a client function takes: that of its last parameter."""
+    hints = typing.get_type_hints(function)
+    hints.pop("return")
+    return list(hints.values())[-1]
+
+
+def reply_type(function: Any) -> Any:
+    """The type that a client function returns."""
+    return typing.get_type_hints(function)["return"]

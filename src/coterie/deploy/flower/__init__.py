@@ -1,0 +1,1 @@
+"""Server methods on Flower."""

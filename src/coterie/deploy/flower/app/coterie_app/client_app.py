@@ -1,0 +1,39 @@
+"""A client's part: the device that the SuperNode's --node-config describes answers every message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from coterie.deploy.boundary import place
+from coterie.deploy.client import Device, client_data
+from coterie.deploy.consent import (
+    MOST_QUESTIONS,
+    Consent,
+    own_secret,
+    refused_words,
+)
+from coterie.deploy.flower.transport import answer
+
+
+class DeviceApp(ClientApp):
+    """Answers messages of every type: which function is meant stands in the order inside."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """One message, one reply."""
+        own = context.node_config
+        name = str(own["name"])
+        memory = Path(str(own.get("memory", place(Path(".coterie"), name))))
+        consent = Consent(
+            refused_words(str(own.get("refuse", ""))),
+            float(str(own.get("least-flip", 0))),
+            int(str(own.get("most-questions", MOST_QUESTIONS))),
+        )
+        data, model = client_data(Path(str(own["data"])), name), str(own.get("model", ""))
+        device = Device(name, data, memory, model, secret=own_secret(memory), consent=consent)
+        return answer(device, message)
+
+
+app = DeviceApp()

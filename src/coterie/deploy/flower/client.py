@@ -1,0 +1,316 @@
+"""A client on Flower: it fetches orders from a SuperLink, answers them in this very process, and sends the replies.
+
+Flower's own SuperNode starts a fresh process for every message and runs the code that the SuperLink sends it. A
+`Device` needs neither: it speaks Flower's Fleet protocol and runs nothing but what is installed here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from coterie.core.errors import CoterieError
+from coterie.core.interrupts import pause
+from coterie.core.wire import WireError
+from coterie.deploy.boundary import reason_of
+from coterie.deploy.client import Device
+from coterie.deploy.flower.pieces import Tally, ids_of, put_together
+from coterie.deploy.flower.transport import GOODBYE, answer, refusal
+
+_HEARTBEAT_SECONDS = 10  # Flower takes no less; a node is gone after two of them
+_POLL_SECONDS = 0.1
+_PIECE_SECONDS = 0.05
+_LONGEST_PIECE_SECONDS = 1.0
+_MESSAGE_SECONDS = 600.0
+_RETRY_SECONDS = 1.0
+_GRACE_SECONDS = 15.0
+_LEAST_GRACE_SECONDS = 3.0
+_UNSURE = (401, 403, 404, 502, 503, 504)
+_FAST_SECONDS, _SLOW_SECONDS = 4.0, 300.0  # what Flower takes is 5 and 305; a Date has no parts of seconds
+_MOST_IN_A_ROW = 10
+
+
+class _Gone(Exception):
+    """The server is not there, or does not know this client any more."""
+
+
+@dataclass(frozen=True)
+class Security:
+    """How a client knows the server (its CA), and how the server knows the client (its key)."""
+
+    ca: Path | None = None
+    key: Path | None = None
+
+    def keys(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+        """The client's key pair; without a file, a fresh one that only tells it from other clients."""
+        if self.key is None:
+            return generate_key_pairs()
+        try:
+            private = load_ssh_private_key(self.key.read_bytes(), None)
+        except (OSError, ValueError) as error:
+            raise CoterieError(
+                f"The key {self.key} cannot be read ({error}); make one with `coterie certs`."
+            ) from error
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise CoterieError(f"The key {self.key} is no elliptic-curve key; make one with `coterie certs`.")
+        return private, private.public_key()
+
+
+class Session:
+    """One connection to a SuperLink: registered, active, with a heart that beats."""
+
+    def __init__(self, server: str, security: Security) -> None:
+        self._private, public = security.keys()
+        self._registers = security.key is None
+        self._key = public_key_to_bytes(public)
+        self._client = FleetHttpClient.from_server_address(
+            server,
+            security.ca is None,
+            None if security.ca is None else str(security.ca),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(self._private, public),
+            ],
+        )
+        self._stop = threading.Event()
+        try:
+            if self._registers:
+                self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._key))
+            activated = self._client.ActivateNode(
+                ActivateNodeRequest(public_key=self._key, heartbeat_interval=_HEARTBEAT_SECONDS)
+            )
+        except BaseException:
+            self._client.close()
+            raise
+        self.node = Node(node_id=activated.node_id)
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=_HEARTBEAT_SECONDS)
+        while not self._stop.wait(_HEARTBEAT_SECONDS * 0.7):
+            try:
+                self._client.SendNodeHeartbeat(request)
+            except (httpx.HTTPError, RuntimeError, ValueError):
+                continue  # the loop that fetches messages finds out, and connects anew
+
+    def receive(self, limit: int) -> tuple[Message, str] | None:
+        """The next message, if there is one, and why it cannot be accepted, if so."""
+        response = self._client.PullMessages(PullMessagesRequest(node=self.node))
+        if not response.messages_list:
+            return None
+        envelope, tree = response.messages_list[0], response.message_object_trees[0]
+        run = envelope.metadata.run_id
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, self.node, run)
+        received = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self.node, run)
+        try:
+            contents = pull_objects(
+                ids_of(tree),
+                Tally(pull, limit),
+                max_time=_MESSAGE_SECONDS,
+                initial_backoff=_PIECE_SECONDS,
+                backoff_cap=_LONGEST_PIECE_SECONDS,
+            )
+            received(tree.object_id)
+            return put_together(tree.object_id, contents, limit), ""
+        except WireError as error:
+            received(tree.object_id)
+            return message_from_proto(envelope), str(error)
+
+    def send(self, reply: Message, seconds: float) -> None:
+        """A reply, in the pieces that Flower makes of it."""
+        run = reply.metadata.run_id
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            response = self._client.PushMessages(
+                PushMessagesRequest(
+                    node=self.node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[seconds],
+                )
+            )
+            push_objects(
+                get_all_nested_objects(reply),
+                make_push_object_fn_protobuf(self._client.PushObject, self.node, run, response.session_id),
+                object_ids_to_push=set(response.objects_to_push),
+            )
+
+    def close(self) -> None:
+        """Sign off, so that the server need not wait for a client that has left."""
+        self._stop.set()
+        try:
+            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
+            if self._registers:
+                self._client.UnregisterNode(UnregisterNodeFleetRequest(node_id=self.node.node_id))
+        except (httpx.HTTPError, RuntimeError, ValueError):
+            pass  # the server is gone already
+        self._client.close()
+
+
+def join(
+    device: Device,
+    server: str,
+    security: Security,
+    *,
+    wait: float,
+    limit: int,
+    stay: bool = False,
+    note: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Take part in the runs of a server until it says goodbye; one that is away is waited for, `wait` seconds long."""
+    away: float | None = None
+    known = False
+    while True:
+        try:
+            session = _connected(server, security, patient=known or away is not None)
+        except _Gone as error:
+            if away is None:
+                away = time.monotonic()
+                note(f"{error}; waiting for it")
+            if time.monotonic() - away > wait:
+                raise CoterieError(f"{error}; waited {wait:g} s for it: start `coterie serve` there.") from error
+            pause(_RETRY_SECONDS)
+            continue
+        away, known = None, True
+        note(f"{device.name} has joined {server}")
+        try:
+            if _serve(device, session, limit, stay, note):
+                return
+        except _Gone as error:
+            note(str(error))
+        finally:
+            session.close()
+
+
+def _connected(server: str, security: Security, *, patient: bool) -> Session:
+    until = time.monotonic() + (_GRACE_SECONDS if patient else _LEAST_GRACE_SECONDS)
+    while True:
+        try:
+            return Session(server, security)
+        except httpx.HTTPStatusError as error:
+            # a server that has just been started may not have read its clients' keys yet
+            if time.monotonic() < until:
+                pause(_RETRY_SECONDS)
+                continue
+            if error.response.status_code >= 500 and security.key is None:
+                raise _Gone(f"{server} answers with error {error.response.status_code}") from error
+            wrong = _clock(error.response)
+            if wrong and security.key is not None:
+                raise CoterieError(
+                    f"{server} turned this client away because this machine's clock is {wrong} the server's; "
+                    "set the clocks of both (NTP does), then join again."
+                ) from error
+            how = "this key" if security.key is not None else "clients without a key"
+            raise CoterieError(
+                f"{server} turned this client away: it does not accept {how} "
+                f"(HTTP {error.response.status_code}); ask for a key (`coterie certs`) and join with --certs."
+            ) from error
+        except (httpx.TransportError, OSError) as error:
+            raise _unreachable(server, security, error) from error
+
+
+def _clock(response: httpx.Response) -> str:
+    """How far this machine's clock is from the server's, where that is why a signature is refused (HTTP 401)."""
+    try:
+        theirs = parsedate_to_datetime(response.headers["date"])
+    except (KeyError, ValueError, TypeError):
+        return ""
+    ahead = (_now() - theirs.astimezone(datetime.UTC)).total_seconds()
+    if response.status_code != 401 or -_SLOW_SECONDS < ahead < _FAST_SECONDS:
+        return ""
+    return f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _unreachable(server: str, security: Security, error: Exception) -> Exception:
+    text = str(error)
+    if "not yet valid" in text or "has expired" in text:
+        return CoterieError(
+            f"The certificate of {server} is not valid by this machine's clock ({_now():%Y-%m-%d %H:%M} UTC): {text}; "
+            f"set the clock, or make new certificates with `coterie certs`."
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
+        return CoterieError(
+            f"{server} is not the server that the CA in {security.ca} has signed ({text}); "
+            "check the address and the CA."
+        )
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and security.ca is None:
+        return CoterieError(f"{server} does not answer in plain text; join with --certs if it uses TLS ({text}).")
+    if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text:
+        return CoterieError(f"{server} does not use TLS; start `coterie serve` with --certs, too.")
+    return _Gone(f"{server} cannot be reached ({text})")
+
+
+def _serve(device: Device, session: Session, limit: int, stay: bool, note: Callable[[str], None]) -> bool:
+    """Answer messages; true when the server has said goodbye. No message can end this client."""
+    unforeseen = 0
+    while True:
+        try:
+            received = session.receive(limit)
+            if received is None:
+                pause(_POLL_SECONDS)
+                continue
+            began = time.monotonic()
+            message, wrong = received
+            reply = refusal(message, wrong) if wrong else answer(device, message, limit, note)
+            if reply.has_error():
+                note(f"refused {message.metadata.message_type}: {reply.error.reason}")
+            session.send(reply, time.monotonic() - began)
+            unforeseen = 0
+            if message.metadata.message_type.endswith(f".{GOODBYE}") and not stay:
+                return True
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in _UNSURE:
+                raise _Gone("the server does not know this client any more; joining again") from error
+            note(f"a message was lost (HTTP {error.response.status_code})")
+        except httpx.TransportError as error:
+            raise _Gone(f"the connection was lost ({error}); joining again") from error
+        except (ObjectPullError, ObjectPushError) as error:
+            note(f"a message was lost: {error}")
+        except Exception as error:
+            unforeseen += 1
+            note(f"a message could not be handled: {reason_of(error)}")
+            if unforeseen > _MOST_IN_A_ROW:
+                raise _Gone("nothing that the server sends can be handled; joining again") from error
+            pause(_RETRY_SECONDS)

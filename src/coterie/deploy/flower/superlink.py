@@ -1,0 +1,242 @@
+"""A SuperLink of our own or somebody's, and a run on it whose server part is this very process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.interrupts import pause
+from coterie.core.samples import ClientId
+from coterie.deploy.flower import link as flower_link
+
+C = TypeVar("C", bound=ProtobufClient)
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""No telemetry, no look for updates, nothing installed at run time."""
+_START_SECONDS = 120.0
+_TASK_SECONDS = 30.0
+_END_SECONDS = 5.0
+_SILENCE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class ServerSecurity:
+    """The server's certificate and its CA, and the public keys of the clients it accepts (none: everybody)."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+    clients: Mapping[ClientId, Path]
+
+    @classmethod
+    def of(cls, folder: Path) -> ServerSecurity:
+        """What `coterie certs` has put in a folder."""
+        made = cls(
+            ca=folder / "ca.pem",
+            certificate=folder / "server.pem",
+            key=folder / "server.key",
+            clients={path.stem: path for path in sorted((folder / "keys").glob("*.pub"))},
+        )
+        for path in (made.ca, made.certificate, made.key):
+            if not path.is_file():
+                raise CoterieError(f"There is no {path}; make certificates with `coterie certs {folder}`.")
+        return made
+
+
+class SuperLink:
+    """A SuperLink that can be reached at `address` of this machine."""
+
+    def __init__(
+        self,
+        address: str,
+        ca: Path | None,
+        process: subprocess.Popen[bytes] | None,
+        log: Path | None,
+        token: str = "",
+    ) -> None:
+        self.address, self.ca, self._process, self._log, self._token = address, ca, process, log, token
+
+    def _as_operator(self, client: C) -> C:
+        """Have a client show the token of the run (see `flower_link`) with every call."""
+        if self._token:
+            client._client.headers[flower_link.TOKEN_HEADER] = self._token
+        return client
+
+    @property
+    def _root(self) -> bytes | None:
+        return None if self.ca is None else self.ca.read_bytes()
+
+    def check(self) -> None:
+        """Raise if our SuperLink has died."""
+        if self._process is not None and self._process.poll() is not None:
+            raise Unfinished(f"The SuperLink has stopped; see {self._log}, then go on with coterie serve --resume.")
+
+    def control(self) -> ControlHttpClient:
+        """Its operators' part."""
+        made = ControlHttpClient.from_server_address(
+            self.address, self.ca is None, self._root, [RuntimeVersionHttpInterceptor(component_name="flwr")]
+        )
+        return self._as_operator(made)
+
+    def register(self, keys: Mapping[ClientId, Path]) -> dict[int, ClientId]:
+        """Have it accept these clients; returned are their nodes."""
+        nodes = {}
+        with self.control() as control:
+            for name, path in keys.items():
+                try:
+                    key = public_key_to_bytes(load_ssh_public_key(path.read_bytes()))  # type: ignore[arg-type]
+                except (OSError, ValueError) as error:
+                    raise CoterieError(f"{path} is no public key ({error}); make one with `coterie certs`.") from error
+                nodes[int(control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)] = name
+        return nodes
+
+    @contextmanager
+    def grid(self) -> Iterator[HttpGrid]:
+        """Start a run whose server part is this process, and end it with it."""
+        run = self._start_run()
+        token = self._acquire(run)
+        grid = HttpGrid(self.address, self.ca is None, self._root, token=token)
+        grid._retry_invoker.max_time = _SILENCE_SECONDS  # Flower would try for ever
+        client = self._as_operator(grid._runtime_client)
+        heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heart.start()
+        status = SubStatus.FAILED
+        try:
+            given = client.PullTaskInput(PullTaskInputRequest())
+            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+            TaskIdentity.node_id = given.context.node_id
+            grid.set_run(run_from_proto(given.run))
+            yield grid
+            status = SubStatus.COMPLETED
+        finally:
+            grid._retry_invoker.max_tries = 1  # nothing to wait for at the end
+            # Before the run ends: its token ends with it, and Flower answers a refused heartbeat with a SIGINT to us.
+            with suppress(RuntimeError):  # it stops by itself when the SuperLink does
+                heart.stop()
+            with suppress(httpx.HTTPError):  # the SuperLink may be gone, and the run with it
+                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+            grid.close()
+
+    def _start_run(self) -> int:
+        content = build_fab_from_disk(Path(__file__).parent / "app")
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        try:
+            with self.control() as control:
+                started = control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+        except httpx.HTTPError as error:
+            raise CoterieError(f"The SuperLink at {self.address} takes no runs ({error}).") from error
+        return int(started.run_id)
+
+    def _acquire(self, run: int) -> str:
+        """Take the run's server part, before any executor of the SuperLink's does."""
+        made = RuntimeHttpClient.from_server_address(
+            self.address, self.ca is None, self._root, [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+        )
+        client = self._as_operator(made)
+        until = time.monotonic() + _TASK_SECONDS
+        with client:
+            while time.monotonic() < until:
+                task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                if task.HasField("task") and task.task.run_id == run:
+                    return str(task.token)
+                pause(0.1)
+        with self.control() as control:
+            control.StopRun(StopRunRequest(run_id=run))
+        raise CoterieError(
+            f"Somebody else executes the runs of {self.address}; start it with --isolation process, or give "
+            "coterie's app folder to `flwr run` (see docs/how-to-deploy.md)."
+        )
+
+
+@contextmanager
+def own_superlink(host: str, port: int, security: ServerSecurity | None, log: Path, limit: int) -> Iterator[SuperLink]:
+    """Start a SuperLink behind its door-keeper, and stop it at the end."""
+    # as a file, so that the SuperLink need not load torch
+    command = [sys.executable, "-P", flower_link.__file__, "--isolation", "process"]
+    command += ["--host", host, "--port", str(port)]
+    if security is None:
+        command.append("--insecure")
+    else:
+        command += ["--ssl-ca-certfile", str(security.ca), "--ssl-certfile", str(security.certificate)]
+        command += ["--ssl-keyfile", str(security.key)]
+        command += ["--enable-supernode-auth"] if security.clients else []
+    token = secrets.token_hex(32)  # in the memory of two processes of one user, and nowhere else
+    environment = {**os.environ, **QUIET, flower_link.PARENT: str(os.getpid()), flower_link.LIMIT: str(limit)}
+    environment[flower_link.TOKEN] = token
+    with open(log, "ab") as file:
+        # a session of its own: Ctrl-C is for the run, which then lets the SuperLink go
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    ca = None if security is None else security.ca
+    link = SuperLink(f"{_near(host)}:{port}", ca, process, log, token)
+    try:
+        _await(link, process, log, port)
+        yield link
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _near(host: str) -> str:
+    """How this machine reaches a server that listens at `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+
+
+def _await(link: SuperLink, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
+    scheme, verify = ("http", True) if link.ca is None else ("https", str(link.ca))
+    until = time.monotonic() + _START_SECONDS
+    with httpx.Client(verify=verify) as client:
+        while time.monotonic() < until:
+            if process.poll() is not None:
+                raise CoterieError(f"The SuperLink did not start at port {port}; it said: {_last_line(log)}")
+            try:
+                client.get(f"{scheme}://{link.address}/health", timeout=1.0)
+            except httpx.HTTPError:
+                pause(0.1)
+                continue
+            if process.poll() is None:
+                return
+    raise CoterieError(f"The SuperLink did not start within {_START_SECONDS:g} s; it said: {_last_line(log)}")
+
+
+def _last_line(log: Path) -> str:
+    """Quoted, because a run that does not start leaves no log behind."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "nothing"

@@ -1,0 +1,188 @@
+"""What a server and a client on another machine tell each other beside the method's own messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+
+from coterie.core import wire
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Normalise
+from coterie.core.settings import from_settings
+from coterie.core.task import Task
+from coterie.deploy.boundary import (
+    LATEST,
+    Between,
+    Length,
+    Name,
+    OneOf,
+    Text,
+)
+from coterie.methods import method_named
+from coterie.methods.base import ServerMethod
+from coterie.runs.experiment import builder_named
+
+HELLO = "hello"
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+INPUTS = ("uint8", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool")
+_LARGEST_INPUT = 1 << 24
+_MOST_CHANNELS = 1 << 12
+_LARGEST_WEIGHT = 10  # of a client in the common normalisation, in medians of all
+_LEAST_DEVIATION = 1e-3  # a quarter of a grey level; below it a channel counts as constant
+
+Shape = Annotated[tuple[Annotated[int, Between(1, 1 << 16)], ...], Length(1, 4)]
+Classes = Annotated[int, Between(1, 1 << 16)]
+Moment = Annotated[int, Between(0, LATEST)]
+Means = Annotated[tuple[Annotated[float, Between(-1e12, 1e12)], ...], Length(1, _MOST_CHANNELS)]
+Squares = Annotated[tuple[Annotated[float, Between(0, 1e24)], ...], Length(1, _MOST_CHANNELS)]
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A normalisation that leaves numbers of a usable size."""
+
+    def wrong(self, value: Normalise) -> str:
+        """Too many channels, or numbers out of range."""
+        if not 1 <= len(value.mean) == len(value.std) <= _MOST_CHANNELS:
+            return "has not as many means as deviations"
+        usable = all(abs(m) <= 1e12 for m in value.mean) and all(1e-12 <= s <= 1e12 for s in value.std)
+        return "" if usable and 1e-12 <= value.scale <= 1e12 else "has means, deviations or a scale out of range"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all members of one run hold in common; a client builds its part of the method from it and from nothing else.
+
+    The method and the model are names that a client looks up in its own installation: no code crosses.
+    """
+
+    run: Name
+    method: Name
+    settings: Annotated[str, Text(40_000)]
+    model: Annotated[str, Text(500)]
+    shape: Shape
+    classes: Classes
+    normalise: Annotated[Normalise, _Scaled()]
+    dtype: Annotated[str, OneOf(tuple(DTYPES))]
+    seed: Annotated[int, Between(0, (1 << 64) - 1)]
+    use_kernel: bool = True
+
+    def wrong(self) -> str:
+        """Inputs that are larger than any model takes."""
+        return _too_large(self.shape)
+
+    def build_method(self) -> ServerMethod[Any]:
+        """The method with the settings of this run."""
+        method = from_settings(method_named(self.method), json.loads(self.settings), self.method)
+        if not isinstance(method, ServerMethod):
+            raise CoterieError(f"{self.method} has no server; run it between peers: coterie peer --config ...")
+        return method
+
+    def build_task(self, own_model: str = "") -> Task:
+        """What is learnt, before the method has its say in it (`ServerMethod.task`).
+
+        A model that is code (`file.py:function`, `package.module:function`) is run only if the user of this machine has
+        named it, too (`own_model`): what comes from others is data.
+        """
+        if (":" in self.model or self.model.endswith(".py")) and self.model != own_model:
+            raise CoterieError(
+                f"The run trains the model {self.model}, which is code of another machine's; "
+                f"have the same file here and join with --model {self.model}."
+            )
+        return Task(
+            builder_named(self.model, self.shape, self.classes),
+            self.shape,
+            self.classes,
+            self.normalise,
+            dtype=DTYPES[self.dtype],
+            use_kernel=self.use_kernel,
+        )
+
+
+@dataclass(frozen=True)
+class Order:
+    """The envelope of a message: what to do with it, and which of its own memories a client may use.
+
+    `era` counts what a server has concluded: 0 is the preparation, t + 1 is round t. A client keeps its memory per era,
+    so that a server that died goes on with the memories of the round it goes on from. No era before `safe` will ever be
+    asked for again.
+    """
+
+    agreement: Agreement
+    action: Name
+    session: Name
+    round: Moment
+    era: Moment
+    safe: Moment
+    each: bool
+    common: Annotated[tuple[Annotated[str, Text(200)], ...], Length(0, 100)] = ()
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How a client introduces itself: its name, the form of its data, and their moments per channel."""
+
+    name: Name
+    shape: Shape
+    classes: Classes
+    dtype: Annotated[str, OneOf(INPUTS)]
+    samples: Annotated[int, Between(1, 10**9)]
+    mean: Means
+    square: Squares
+
+    @property
+    def inputs(self) -> str:
+        """What the inputs are to the model: bytes, which are brought to one scale, or floats, taken as they are."""
+        return "bytes" if self.dtype == "uint8" else "floats"
+
+    def wrong(self) -> str:
+        """What does not belong together: one mean and one mean square per channel, and squares that are possible."""
+        channels = self.shape[0] if len(self.shape) == 3 else 1
+        if len(self.mean) != channels or len(self.square) != channels:
+            return f"inputs of shape {self.shape} have {channels} means and mean squares"
+        if any(square < middle**2 * (1 - 1e-6) - 1e-9 for middle, square in zip(self.mean, self.square, strict=True)):
+            return "a mean square cannot be below the square of the mean"
+        if self.inputs == "bytes" and not all(0 <= number <= 1 for number in (*self.mean, *self.square)):
+            return "the means of bytes are between 0 and 1"
+        return _too_large(self.shape)
+
+
+def _too_large(shape: tuple[int, ...]) -> str:
+    return "" if prod(shape) <= _LARGEST_INPUT else f"an input has at most {_LARGEST_INPUT} numbers"
+
+
+def to_text(value: Any) -> str:
+    """Plain values as JSON."""
+    return json.dumps(wire.pack(value)[0], separators=(",", ":"))
+
+
+def settings_of(method: Any) -> str:
+    """A method's settings as the agreement carries them."""
+    return json.dumps(asdict(method))
+
+
+def pooled(hellos: Mapping[str, Hello]) -> Normalise:
+    """How inputs become those of the model: bytes by the mean and deviation of all clients together, floats as is.
+
+    A client counts by its number of samples, which nobody can check: at most ten times as much as the median client.
+    """
+    given = list(hellos.values())
+    if any(hello.inputs != "bytes" for hello in given):
+        return Normalise()
+    most = _LARGEST_WEIGHT * median(hello.samples for hello in given)
+    weights = [min(hello.samples, most) for hello in given]
+    total = sum(weights)
+    mean, std = [], []
+    for channel in range(len(given[0].mean)):
+        middle = sum(weight * hello.mean[channel] for weight, hello in zip(weights, given, strict=True)) / total
+        square = sum(weight * hello.square[channel] for weight, hello in zip(weights, given, strict=True)) / total
+        deviation = max(square - middle**2, 0.0) ** 0.5
+        mean.append(middle)
+        std.append(deviation if deviation > _LEAST_DEVIATION else 1.0)  # a constant channel stays as it is
+    return Normalise(tuple(mean), tuple(std), 1 / 255)

@@ -1,0 +1,320 @@
+"""A federation whose clients are on other machines, whatever carries the messages."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from coterie.core import wire
+from coterie.core.cohort import Memory
+from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.federation import (
+    Engine,
+    Failure,
+    Ledger,
+    Purpose,
+    Question,
+    Replies,
+    check_reply,
+)
+from coterie.core.interrupts import pause
+from coterie.core.jobs import Letter
+from coterie.core.samples import ClientId
+from coterie.core.task import Task
+from coterie.deploy.protocol import Agreement, Hello, Order
+from coterie.deploy.replies import Expected
+
+P = TypeVar("P")
+R = TypeVar("R")
+LIMIT = 1 << 29
+"""No message may be longer than this many bytes unless the user says so."""
+_LOOK_SECONDS = 0.2
+_OFFENCES = 2
+_BREAK = 4
+_LONGEST_BREAK = 256
+_MOST_CLIENTS = 100_000  # that can ever take part in one run: without keys, anybody can come under any number of names
+
+
+class Transport(Protocol):
+    """Carries orders to clients that are named by us, and their replies back."""
+
+    def look(self) -> Mapping[ClientId, Hello]:
+        """Who is there now, newcomers included."""
+
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
+    ) -> dict[ClientId, bytes | Failure]:
+        """Send one message to each client and wait, but not for ever, for what they answer."""
+
+    def tell(self, client: ClientId, text: str) -> None:
+        """Say something to a client's user; nothing depends on whether it is heard."""
+
+    def close(self) -> None:
+        """Let the connection go."""
+
+
+Hellos = Mapping[ClientId, Hello]
+
+
+def gathered(
+    transport: Transport,
+    least: int,
+    patience: float,
+    go_on: str,
+    fitting: Callable[[Hellos], Hellos] = lambda there: there,
+    note: Callable[[str], None] = lambda _: None,
+) -> dict[ClientId, Hello]:
+    """Those who are there and fit, once there are enough of them."""
+    until = time.monotonic() + patience
+    seen: set[ClientId] = set()
+    while True:
+        there = dict(fitting(transport.look()))
+        for client in sorted(set(there) - seen):
+            seen.add(client)
+            note(f"{client} is there ({len(seen)} of {least})")
+        if len(there) >= least:
+            return there
+        if time.monotonic() > until:
+            raise Unfinished(
+                f"{least} clients are needed and after {patience:g} s there are: {', '.join(sorted(there)) or 'none'}; "
+                f"start the others, then go on: {go_on}"
+            )
+        pause(_LOOK_SECONDS)
+
+
+class RemoteFederation(Engine):
+    """The door to real clients. Their memories stay with them; what they send is checked before it is believed."""
+
+    def __init__(
+        self,
+        task: Task,
+        agreement: Agreement,
+        transport: Transport,
+        *,
+        known: Sequence[ClientId] = (),
+        least: int = 1,
+        patience: float = 60.0,
+        limit: int = LIMIT,
+        path: str = "deployment",
+        go_on: str = "coterie serve --resume",
+        inputs: str = "",
+        note: Callable[[str], None] = lambda _: None,
+        on_saved: Callable[[int, list[ClientId]], None] = lambda _, __: None,
+    ) -> None:
+        self.task, self.agreement, self._path = task, agreement, path
+        self.seed, self.round = agreement.seed, 0
+        self.ledger = Ledger()
+        self.failures: list[tuple[int, ClientId, Failure]] = []
+        self.memory: dict[ClientId, Memory] = {}
+        self._transport, self._limit = transport, limit
+        self._least, self._patience, self._go_on, self._inputs = least, patience, go_on, inputs
+        self._note, self._on_saved = note, on_saved
+        self._known, self._session = set(known), secrets.token_hex(8)
+        self._prepared, self._safe = False, 0
+        self._silent: set[ClientId] = set()
+        self._refused: set[ClientId] = set()
+        self._said: set[tuple[ClientId, str]] = set()
+        self._offences = Counter[ClientId]()
+        self._breaks: dict[ClientId, int] = {}
+        self._present: tuple[ClientId, ...] = ()
+        self._samples: dict[ClientId, int] = {}
+        self._gather()
+        self._known |= set() if known else set(self._present)
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Clients that were there when the round began."""
+        return self._present
+
+    @property
+    def path(self) -> str:
+        """How the clients are reached."""
+        return self._path
+
+    @property
+    def registered(self) -> int:
+        """All clients that have ever been there."""
+        return len(self._known)
+
+    def begin(self, round: int) -> tuple[ClientId, ...]:
+        """Look who is there; those never seen before are the newcomers."""
+        self.round = round
+        self._silent.clear()
+        self._gather()
+        new = tuple(client for client in self._present if client not in self._known)
+        for client in new:
+            self._note(f"{client} joins in round {round + 1}")
+        self._known.update(new)
+        return new
+
+    def _gather(self) -> None:
+        """Wait until there are enough clients to go on with."""
+        there = gathered(self._transport, self._least, self._patience, self._go_on, self._fitting)
+        self._samples.update({client: hello.samples for client, hello in there.items()})
+        self._present = tuple(sorted(there))
+
+    def _fitting(self, there: Hellos) -> Hellos:
+        """Clients whose data are what the run is about, and that are not on a break."""
+        return {
+            client: hello
+            for client, hello in there.items()
+            if self._breaks.get(client, 0) <= self.round and self._fits(client, hello)
+            if client in self._known or len(self._known) < _MOST_CLIENTS
+        }
+
+    def _fits(self, client: ClientId, hello: Hello) -> bool:
+        agreed = self.agreement
+        alike = hello.inputs == (self._inputs or hello.inputs)
+        if hello.shape == agreed.shape and hello.classes <= agreed.classes and alike:
+            return True
+        if client not in self._refused:
+            self._refused.add(client)
+            why = (
+                f"it has {hello.inputs if self._inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
+                f"classes, the run is about {self._inputs or 'inputs'} of shape {agreed.shape} in {agreed.classes}"
+            )
+            self._note(f"{client} is not admitted: {why}")
+            self._transport.tell(client, f"you are not admitted to this run: {why}")
+        return False
+
+    def _judge(self, failed: Mapping[ClientId, Failure]) -> None:
+        """Who breaks the rules twice is not asked for a while: 4 rounds, then 8, up to 256."""
+        for client, failure in failed.items():
+            if failure.kind not in ("wrong shape", "too large"):
+                continue
+            self._offences[client] += 1
+            if self._offences[client] < _OFFENCES:
+                continue
+            length = min(_BREAK << min(self._offences[client] - _OFFENCES, 30), _LONGEST_BREAK)
+            self._breaks[client] = self.round + 1 + length
+            self._silent.add(client)
+            text = f"not asked for {length} rounds, after {self._offences[client]} replies against the rules"
+            self._note(f"{client} is {text}")
+            self.refuse(client, text)  # for the run's log and report
+            self._transport.tell(client, f"you are {text}; the last: {failure.reason}")
+
+    def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """Nobody knows the true groups of real clients."""
+        raise CoterieError("oracle needs the true groups of the clients, which only the simulator knows; use another.")
+
+    def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
+        """Not known."""
+        return None
+
+    def answer(self, question: Question[P, R]) -> Replies[R]:
+        """One message to each client, all at once."""
+        ids, purpose = question.ids, question.purpose
+        asked = [client for client in ids if client not in self._silent]
+        payloads = _payloads(question)
+        order = Order(
+            agreement=self.agreement,
+            action=question.function.__name__,
+            session=self._session,
+            round=self.round,
+            era=self.round + 1 if self._prepared else 0,
+            safe=self._safe,
+            each=question.same is None,
+            common=tuple(question.common),
+        )
+        answers = self._transport.deliver(purpose, order, {client: payloads[client] for client in asked})
+        if question.counted:
+            self.ledger.down[purpose] += sum(len(payloads[client]) for client in asked)
+            self.ledger.up[purpose] += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
+        failed = {client: answer for client, answer in answers.items() if isinstance(answer, Failure)}
+        # whoever does not answer is not waited for a second time in this round
+        self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
+        replies: Replies[R] = self._accept(question, asked, answers, failed)
+        self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
+        self._tell(replies.failed)
+        self._judge(replies.failed)
+        lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(asked)}
+        return Replies(replies.ids, replies.value, {**replies.failed, **lost})
+
+    def _tell(self, failed: Mapping[ClientId, Failure]) -> None:
+        """Say whose replies are missing: of those who are gone each time, of bad ones the first of a kind."""
+        for client, failure in failed.items():
+            if failure.kind in ("late", "lost"):
+                self._note(f"going on without {client} in round {self.round + 1}: {failure.reason}")
+            elif (client, failure.kind) not in self._said:
+                self._said.add((client, failure.kind))
+                self._note(f"refused the reply of {client} in round {self.round + 1}: {failure.reason}")
+
+    def _accept(
+        self,
+        question: Question[Any, Any],
+        ids: Sequence[ClientId],
+        answers: Mapping[ClientId, bytes | Failure],
+        failed: dict[ClientId, Failure],
+    ) -> Replies[Any]:
+        """Open the replies that have the right form, stack them, refuse the bad ones by name."""
+        expected = Expected(question, self.task.template, self._limit)
+        letters: dict[ClientId, Letter] = {}
+        for client in ids:
+            answer = answers.get(client)
+            if not isinstance(answer, bytes):
+                failed.setdefault(client, Failure("lost", "it did not answer"))
+                continue
+            opened = expected.opened(answer)
+            if isinstance(opened, Failure):
+                failed[client] = opened
+            else:
+                letters[client] = opened
+        letters = expected.alike(letters, failed)
+        if not letters:
+            return Replies((), None, failed)
+        names, first = list(letters), next(iter(letters.values()))
+        stacked = {path: torch.stack([letters[name].tensors[path] for name in names]) for path in first.tensors}
+        said = torch.tensor([self._samples.get(name, 0) for name in names])
+        good, bad = check_reply(names, stacked, self.task.template, unbounded=first.unbounded, said=said)
+        failed = failed | bad
+        if not good:
+            return Replies((), None, failed)
+        if len(good) < len(names):
+            stacked = {path: tensor[torch.tensor(good)] for path, tensor in stacked.items()}
+        value = wire.unpack(first.kind, first.skeleton, stacked)
+        return Replies(tuple(names[index] for index in good), value, failed)
+
+    def note(self, text: str) -> None:
+        """Tell whoever watches the run."""
+        self._note(text)
+
+    def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
+        """Go on from a checkpoint: the clients will use the memories of that time."""
+        self._prepared, self._safe = True, next_round + 1
+
+    def commit(self) -> None:
+        """The round is over."""
+        self._prepared = True
+
+    def saved(self, next_round: int) -> None:
+        """A checkpoint has been written: clients need not remember how it was before."""
+        self._safe = next_round + 1
+        self._on_saved(next_round, sorted(self._known))
+
+    def take_touched(self) -> list[ClientId]:
+        """Clients keep their memories themselves."""
+        return []
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._transport.close()
+
+
+def _payloads(question: Question[Any, Any]) -> dict[ClientId, bytes]:
+    """What each client is sent: the same, or its own row."""
+    if question.same is not None:
+        return dict.fromkeys(question.ids, wire.encode(question.same))
+    letter = Letter.of(question.each, question.common)
+    payloads, encodings = {}, dict[int, bytes]()
+    for position, client in enumerate(question.ids):
+        row = position if question.rows is None else question.rows[position]
+        if row not in encodings:
+            encodings[row] = wire.encode(letter.row(row).open())
+        payloads[client] = encodings[row]
+    return payloads

@@ -1,0 +1,1 @@
+"""Peer methods over zenoh."""

@@ -1,1 +1,0 @@
-"""Where clients run: the simulator with its workers and faults."""

@@ -1,0 +1,100 @@
+"""A client's embedding (Algorithm 1): per class, the mean code of its samples, as randomly flipped bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.core.errors import CoterieError
+from coterie.methods.embedding.privacy import check_flip
+
+Bits = NDArray[np.uint8]
+
+
+def class_means(codes: Tensor, labels: Tensor, classes: int, generator: np.random.Generator) -> Tensor:
+    """The mean code of each class, [classes, code]; a class without samples gets uniform noise in [0, 1).
+
+    Samples of a class that the federation does not know (a label outside 0 .. classes - 1) have no place and are left
+    out.
+    """
+    if labels.is_floating_point():
+        raise CoterieError("Means are taken class by class, and these targets are no classes; take another method.")
+    noise = torch.from_numpy(generator.random((classes, codes.shape[1]))).to(codes.dtype)
+    known = (labels >= 0) & (labels < classes)
+    codes, labels = codes[known], labels[known]
+    counts = torch.bincount(labels, minlength=classes)
+    sums = torch.zeros_like(noise).index_add_(0, labels, codes)
+    return torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None].to(codes.dtype), noise)
+
+
+def binarise(means: Tensor) -> Bits:
+    """Each class stretched to [0, 1] and rounded, [classes * code]; a constant class, which has no range, is all 0."""
+    low, high = means.min(1, keepdim=True).values, means.max(1, keepdim=True).values
+    width = high - low
+    stretched = torch.where(width > 0, (means - low) / torch.where(width > 0, width, 1.0), 0.0)
+    bits: Bits = stretched.round().to(torch.uint8).numpy().reshape(-1)
+    return bits
+
+
+def flip(bits: Bits, probability: float, generator: np.random.Generator) -> Bits:
+    """Randomised response: every bit is flipped with this probability.
+
+    Each bit has one coin for the value 0 and one for the value 1. With the same generator an unchanged bit is answered
+    the same each time, so that asking again does not average the noise away.
+    """
+    check_flip(probability)
+    coins = generator.random((2, len(bits))) < probability
+    flipped: Bits = bits ^ np.where(bits == 0, coins[0], coins[1]).astype(np.uint8)
+    return flipped
+
+
+def pack_bits(bits: Bits) -> Tensor:
+    """Eight bits a byte: 200 bits are 25 bytes."""
+    return torch.from_numpy(np.packbits(bits))
+
+
+def packed_size(length: int) -> int:
+    """Bytes of an embedding of that many bits."""
+    return -(-length // 8)
+
+
+def unpack_bits(packed: Tensor, length: int) -> Bits:
+    """The rows of bits that were packed, [clients, length]."""
+    return np.unpackbits(packed.numpy(), axis=1, count=length)
+
+
+def packing_flaws(packed: Tensor, length: int) -> dict[int, str]:
+    """What is wrong with which rows of a stack of packed embeddings."""
+    rows = range(len(packed))
+    if packed.dtype != torch.uint8:
+        return dict.fromkeys(rows, f"its embedding is {str(packed.dtype)[6:]}, not packed bits")
+    if packed.dim() != 2 or packed.shape[1] != packed_size(length):
+        found = tuple(packed.shape[1:])
+        return dict.fromkeys(rows, f"its embedding has shape {found} instead of ({packed_size(length)},)")
+    spare = packed_size(length) * 8 - length
+    if not spare:
+        return {}
+    beyond = (packed[:, -1].numpy() & ((1 << spare) - 1)) != 0
+    return {row: f"its embedding has bits set beyond its length of {length}" for row in rows if beyond[row]}
+
+
+def read_vectors(vectors: Mapping[str, Sequence[float] | NDArray[np.generic] | Tensor], length: int) -> Bits:
+    """Embeddings that come as plain numbers, by client: all of this length, all 0 or 1, or refused by name."""
+    rows = []
+    for client, vector in vectors.items():
+        numbers = np.asarray(vector)
+        if numbers.shape != (length,):
+            raise CoterieError(
+                f"The embedding of client {client} has shape {numbers.shape} instead of ({length},); "
+                "embed its data with the encoder of this federation."
+            )
+        if not np.isin(numbers, (0, 1)).all():
+            raise CoterieError(f"The embedding of client {client} is not binary; round it to 0 and 1 first.")
+        rows.append(numbers.astype(np.uint8))
+    if not rows:
+        raise CoterieError("There are no embeddings; give at least one client's.")
+    return np.stack(rows)

@@ -1,0 +1,53 @@
+"""What embedding clustering keeps between rounds, and what passes between its server and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack
+from coterie.methods.base import Models
+from coterie.methods.embedding.centroids import Centroids
+from coterie.methods.embedding.pretraining import Encoder
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One round of federated pre-training: the autoencoder, and which round it is."""
+
+    autoencoder: Encoder
+    turn: int
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A client's autoencoder after local training and its number of samples."""
+
+    autoencoder: Models
+    size: Tensor
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A client's embedding: eight bits a byte."""
+
+    bits: Tensor
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The autoencoder, one model and one centre per cluster, and every client's cluster and latest embedding."""
+
+    autoencoder: Encoder
+    models: Stack
+    cluster: dict[str, int]
+    bits: dict[str, Tensor]
+    centroids: Centroids | None = None
+    heights: Tensor | None = None
+
+    def of(self, ids: Sequence[ClientId]) -> list[int]:
+        """The clusters of the given clients, -1 for one that has none yet."""
+        return [self.cluster.get(client, -1) for client in ids]

@@ -1,0 +1,1 @@
+"""Methods without a server: what peers share, and the baselines among them."""

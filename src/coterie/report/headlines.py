@@ -1,0 +1,80 @@
+"""The headline of a report: what happened, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coterie.report.formatting import (
+    human_bytes,
+    method_title,
+    percent,
+    percent_spread,
+    plural,
+    score,
+)
+
+
+def run_headline(result: Mapping[str, Any]) -> str:
+    """How one method serves the clients, and how well."""
+    method, clients = method_title(str(result["method"])), int(result["clients"])
+    worst = result.get("worst_accuracy")
+    served = f"{percent(result.get('accuracy'))} {'mean ' if clients > 1 else ''}accuracy"
+    tail = f"; the worst client has {percent(worst)}." if worst is not None and clients > 1 else "."
+    doubts = len(result.get("warnings") or ())
+    tail += f" There {'is' if doubts == 1 else 'are'} {plural(doubts, 'warning')}; see the report." if doubts else ""
+    groups, ari = result.get("n_clusters"), result.get("ari")
+    agreement = f" (ARI {score(ari)} against the true ones)" if ari is not None else ""
+    crowd = plural(clients, "client")
+    if not groups or (groups == clients and clients > 1 and not result.get("clusters")):
+        return f"{method} serves {crowd} with {served}{tail}"
+    if result["method"] == "oracle":
+        told = plural(int(groups), "true group")
+        return f"{method} was told the {told} of {crowd} and serves them with {served}{tail}"
+    if groups == 1:
+        return f"{method} serves {crowd} with one common model and {served}{tail}"
+    if groups == clients:
+        return f"{method} gives each of {crowd} a model of its own and reaches {served}{tail}"
+    # how many there are, not that they are real: groups are made also where the clients are all alike
+    made = plural(int(groups), "group")
+    return f"{method} serves {crowd} in {made}{agreement} with {served}{tail}"
+
+
+def compare_headline(summary: Mapping[str, Any]) -> str:
+    """Which method serves the clients best, by how much, and at what price."""
+    rows = [row for row in summary["rows"] if row.get("accuracy_mean") is not None]
+    scenario = str(summary.get("scenario", "this scenario"))
+    if not rows:
+        return f"No method has a result on {scenario} yet."
+    # The oracle is told the truth, so it is the yardstick and not a competitor.
+    rivals = [row for row in rows if row["method"] != "oracle"] or rows
+    ranked = sorted(rivals, key=lambda row: -float(row["accuracy_mean"]))
+    best = ranked[0]
+    reached = percent_spread(best["accuracy_mean"], best.get("accuracy_sd"))
+    text = f"{method_title(best['method'])} serves the clients of {scenario} best, with {reached} mean accuracy"
+    baseline = next((row for row in ranked[1:] if row["method"] == "fedavg"), None) or next(iter(ranked[1:]), None)
+    if baseline is not None:
+        ahead = 100 * (float(best["accuracy_mean"]) - float(baseline["accuracy_mean"]))
+        text += f", {ahead:.1f} points above {method_title(baseline['method'])}"
+    oracle = next((row for row in rows if row["method"] == "oracle"), None)
+    if oracle is not None and best is not oracle:
+        text += f"; knowing the true groups would give {percent(oracle['accuracy_mean'])}"
+    target, price = summary.get("target"), best.get("bytes_to_target")
+    if target is not None and price is not None:
+        text += f". It reaches {percent(target, 0)} after {human_bytes(price)}"
+    return text + "."
+
+
+def lost_words(lost: Mapping[str, int] | None, otherwise: str) -> str:
+    """Why replies were lost, the commonest reason first: 24 too large, 3 late."""
+    ranked = sorted((lost or {}).items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count:,} {kind}" for kind, count in ranked) or otherwise
+
+
+def compare_warnings(summary: Mapping[str, Any]) -> list[str]:
+    """What went wrong in the runs of a comparison, those that have no result first."""
+    failed = [
+        f"{method_title(str(one['method']))}, seed {one['seed']}: {one['why']}" for one in summary.get("failed", ())
+    ]
+    rows = [(method_title(str(row["method"])), text) for row in summary["rows"] for text in row.get("warnings", ())]
+    return [*failed, *(f"{method}, {text}" for method, text in rows)]

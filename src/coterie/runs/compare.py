@@ -1,0 +1,193 @@
+"""Several methods and seeds on the same scenario, side by side."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coterie.runs.config import RunConfig
+from coterie.core.errors import CoterieError, NothingLearnt
+from coterie.runs.experiment import (
+    check,
+    config_of,
+    execute,
+    resume,
+)
+from coterie.runs.folder import RunFolder, read_metrics
+from coterie.report import charts
+from coterie.report.html import write_compare_report
+from coterie.report.live import CompareView
+from coterie.report.formatting import method_title
+from coterie.report.headlines import lost_words
+from coterie.runs.run import View
+
+
+@dataclass(frozen=True)
+class _OneOfMany:
+    """What one run tells the common view."""
+
+    view: CompareView
+    method: str
+    seed: int
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        self.view.update(self.method, self.seed, row)
+
+    def note(self, text: str) -> None:
+        self.view.note(text)
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        self.view.progress(self.method, self.seed, what, done, asked)
+
+
+def compare(
+    configs: Sequence[RunConfig],
+    seeds: Sequence[int],
+    out: Path,
+    view: CompareView,
+    *,
+    target: float | None = None,
+) -> list[dict[str, Any]]:
+    """Run every configuration with every seed; write a folder per run, `compare.json` and one report.
+
+    Runs that are finished in `out` are kept and half-finished ones resumed, so an interrupted comparison goes on where
+    it stopped. A run that learns nothing is named in the report and at the end, and the others go on.
+    """
+    if target is not None and not 0 < target <= 1:
+        raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
+    if (out / "config.toml").exists():
+        raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
+    _check_own(configs, seeds, out)
+    _check(configs, seeds, out)
+    home = RunFolder(out)
+    home.write(charts.SHARED, charts.packed())  # one copy for the reports of all runs
+    results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    failed: list[dict[str, Any]] = []
+    for config in configs:
+        for seed in seeds:
+            folder = _home(out, config, seed)
+            try:
+                result = once(config, seed, folder, _OneOfMany(view, config.label, seed))
+            except NothingLearnt as error:
+                failed.append({"method": config.label, "seed": seed, "why": str(error)})
+                view.note(str(error))
+                continue
+            view.end(config.label, seed, result)
+            _say_lost(view, config.label, seed, result)
+            results.setdefault(config.label, []).append((folder, result))
+    if not results:
+        raise NothingLearnt(failed[0]["why"])
+    rows = [summary(method, runs, target) for method, runs in results.items()]
+    first = configs[0]
+    report = {
+        "scenario": first.scenario.data or first.scenario.name,
+        "target": target,
+        "methods": list(results),
+        "seeds": list(seeds),
+        "rows": rows,
+        "failed": failed,
+        "runs": [folder.name for runs in results.values() for folder, _ in runs],
+    }
+    home.write("compare.json", json.dumps(report, indent=1).encode())
+    with home.writing(out / "report.html"):
+        write_compare_report(out)
+    if failed:
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise NothingLearnt(f"The report of the others is {out / 'report.html'}, but {failed[0]['why']}{others}")
+    return rows
+
+
+def _say_lost(view: CompareView, method: str, seed: int, result: Mapping[str, Any]) -> None:
+    """Lost replies of a finished run, and why."""
+    if result["failures"]:
+        why = lost_words(result.get("lost"), "reasons in its report")
+        view.note(f"{method_title(method)}, seed {seed}: {result['failures']} replies lost ({why})")
+
+
+def _home(out: Path, config: RunConfig, seed: int) -> Path:
+    return out / f"{config.label}-seed{seed}"
+
+
+def _check(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> None:
+    """A run that cannot be is refused before the first of them has taken its time."""
+    for config in configs:
+        for seed in seeds:
+            _check_same(replace(config, seed=seed), _home(out, config, seed))
+    unfinished = [c for c in configs if any(not (_home(out, c, seed) / "result.json").is_file() for seed in seeds)]
+    check([replace(config, seed=seeds[0]) for config in unfinished])
+
+
+def _check_own(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> None:
+    """Refuse a folder with runs of another comparison, whose report would be replaced by one without them."""
+    wanted = {_home(out, config, seed).name for config in configs for seed in seeds}
+    others = sorted({file.parent.name for file in out.glob("*-seed*/config.toml")} - wanted)
+    if others:
+        raise CoterieError(
+            f"{out} holds a comparison with other runs ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}); "
+            "choose another --out, or name their methods and seeds too."
+        )
+
+
+def _check_same(config: RunConfig, folder: Path) -> None:
+    file = folder / "config.toml"
+    if file.is_file() and file.read_text() != config.to_toml() and config_of(folder) != config:
+        raise CoterieError(f"{folder} holds a run with other settings; choose another --out.")
+
+
+def once(config: RunConfig, seed: int, folder: Path, view: View) -> dict[str, Any]:
+    """The result of a run in its folder: read if it is finished, resumed if it is not, else run now."""
+    config = replace(config, seed=seed)
+    _check_same(config, folder)
+    if (folder / "config.toml").is_file():
+        if (folder / "result.json").is_file():
+            kept: dict[str, Any] = json.loads((folder / "result.json").read_text())
+            return kept
+        result = resume(folder, view=view)
+    else:
+        result = execute(config, folder, view=view)
+    finished: dict[str, Any] = json.loads(result.to_json())
+    return finished
+
+
+def summary(method: str, runs: Sequence[tuple[Path, dict[str, Any]]], target: float | None) -> dict[str, Any]:
+    """One line of the comparison: means over seeds, and what reaching the target accuracy cost."""
+    results = [result for _, result in runs]
+    accuracy = [result["accuracy"] for result in results]
+    reached = [_reached(folder, target) for folder, _ in runs] if target is not None else []
+    everyone = bool(reached) and all(cost is not None for cost in reached)
+    costs = [cost for cost in reached if cost is not None] if everyone else []
+    return {
+        "method": method,
+        "runs": len(runs),
+        "accuracy_mean": statistics.fmean(accuracy),
+        "accuracy_sd": statistics.stdev(accuracy) if len(accuracy) > 1 else None,
+        "worst_mean": statistics.fmean(result["worst_accuracy"] for result in results),
+        "ari_mean": _mean_known([result["ari"] for result in results]),
+        "n_clusters_mean": _mean_known([result["n_clusters"] for result in results]),
+        "bytes_down": statistics.fmean(result["bytes_down"] for result in results),
+        "bytes_up": statistics.fmean(result["bytes_up"] for result in results),
+        "lost_mean": statistics.fmean(result["failures"] for result in results),
+        "lost": dict(sum((Counter(result.get("lost", {})) for result in results), Counter())),
+        "warnings": [f"seed {result['seed']}, {text}" for result in results for text in result.get("warnings", ())],
+        "bytes_to_target": statistics.fmean(cost for _, cost in costs) if costs else None,
+        "rounds_to_target": statistics.fmean(rounds for rounds, _ in costs) if costs else None,
+        "seconds": statistics.fmean(result["seconds"] for result in results),
+    }
+
+
+def _reached(folder: Path, target: float) -> tuple[float, float] | None:
+    """Rounds and bytes until the mean accuracy first reached the target, or None if it never did."""
+    for row in read_metrics(folder):
+        if row["accuracy"] is not None and row["accuracy"] >= target:
+            return row["round"], row["bytes_down"] + row["bytes_up"]
+    return None
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -1,0 +1,197 @@
+"""What a run is, as data: everything that `config.toml` holds and that makes the run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from coterie.data.checks import Layout
+from coterie.simulation.faults import Faults, Schedule
+from coterie.simulation.simulator import EngineOptions
+from coterie.core.errors import CoterieError, unknown
+from coterie.runs.kind import IN_PYTHON
+from coterie.methods import Method, chosen_method
+from coterie.methods.base import ServerMethod
+from coterie.core.settings import (
+    changed_fields,
+    coerce,
+    from_settings,
+    quoted,
+    to_toml,
+)
+
+OWN_DATA = "own data"
+
+
+@dataclass(frozen=True)
+class ScenarioConfig:
+    """Whose data: a named scenario with overrides (None: its own default), or a folder of the user's."""
+
+    name: str = "rotated-digits"
+    data: str | None = None
+    root: str | None = None
+    clients: int | None = None
+    samples: int | None = None
+    test_samples: int | None = None
+    groups: int | None = None
+    alpha: float | None = None
+    partition: str | None = None
+    pixels: str | None = None
+    image_size: int | None = None
+    validation: float = 0.0
+    unseen: float = 0
+    drift: Schedule = ()
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if self.data is not None:
+            object.__setattr__(self, "name", OWN_DATA)  # they are nobody's scenario, nor have its rates
+
+    @property
+    def preset_name(self) -> str:
+        """The scenario that presets know it by; the user's own data are none of them."""
+        return self.name if self.data is None else ""
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a negative seed."""
+    if seed < 0:
+        raise CoterieError(f"A seed must be at least 0, not {seed}.")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run."""
+
+    method: str
+    rounds: int = 20
+    seed: int = 0
+    model: str = ""
+    dtype: Literal["float32", "float64"] = "float32"
+    evaluate_every: int = 1
+    evaluate_clients: int = 1000
+    checkpoint_seconds: float = 10.0
+    track: tuple[str, ...] = ()
+    scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise CoterieError(f"rounds must be at least 1, not {self.rounds}.")
+        if self.evaluate_every < 1 or self.evaluate_clients < 1:
+            raise CoterieError("evaluate_every and evaluate_clients must be at least 1.")
+        check_seed(self.seed)
+        chosen_method(self.method)
+
+    @property
+    def label(self) -> str:
+        """The method's own name, also where it is named by a file; results and folders are called by it."""
+        return chosen_method(self.method).name
+
+    def build_method(self, defaults: Mapping[str, Any]) -> Method:
+        """The method with its settings; `defaults` (the scenario's training) give way to what the user set.
+
+        A rate belongs to its optimiser: with another optimiser than the scenario's, the scenario's rate does not count.
+        """
+        kind = chosen_method(self.method)
+        own = kind.__dataclass_fields__
+        changed = {f for f in own if own[f].default != ServerMethod.__dataclass_fields__.get(f, own[f]).default}
+        fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
+        mine = f"{kind.name}."
+        fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
+        chosen = kind.expand(self.settings, self.scenario.preset_name)
+        usual = own["optimiser"].default
+        if chosen.get("optimiser", fitting.get("optimiser", usual)) != fitting.get("optimiser", usual):
+            fitting.pop("lr", None)
+        return from_settings(kind, {**fitting, **chosen}, self.method)
+
+    def to_toml(self) -> str:
+        """The text of `config.toml`."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        scenario = {"name": self.scenario.name, **changed_fields(self.scenario)}
+        if self.scenario.data is not None:
+            del scenario["name"]
+        tables = {"faults": changed_fields(self.faults), "engine": changed_fields(self.engine)}
+        return to_toml({**plain, "scenario": scenario, "settings": dict(self.settings), **tables})
+
+
+_TABLES: dict[str, type[Any]] = {"scenario": ScenarioConfig, "faults": Faults, "engine": EngineOptions}
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        tables: dict[str, Any] = quoted(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tables
+    except FileNotFoundError:
+        raise CoterieError(f"There is no file {path}.") from None
+    except IsADirectoryError:
+        raise CoterieError(f"{path} is a folder, not a TOML file; name the file itself.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CoterieError(f"{path} is not a readable TOML file: {error}.") from None
+
+
+def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Lay `--set` assignments over a file's tables: `a.b=c` sets key b of table a, a bare key the run's or method's.
+
+    `METHOD.key` is for that method alone, so that one command line can set several methods.
+    """
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
+    for key in ("settings", *_TABLES):
+        if not isinstance(merged.get(key, {}), Mapping):
+            raise CoterieError(f"{key} must be a table ([{key}]), not {merged[key]!r}.")
+    plain = {f.name for f in dataclasses.fields(RunConfig)} - {"settings", *_TABLES}
+    for key, value in sorted(assignments.items(), key=lambda each: each[0].startswith(f"{method}.")):  # these win
+        table, dot, name = key.partition(".")
+        if not dot and key in plain:
+            merged[key] = value
+        elif not dot:
+            merged.setdefault("settings", {})[key] = value
+        elif table == method or table == "settings":
+            merged.setdefault("settings", {})[name] = value
+        elif table in _TABLES:
+            merged.setdefault(table, {})[name] = value
+        else:
+            raise unknown("table", table, [*_TABLES, method])
+    return merged
+
+
+def from_tables(tables: Mapping[str, Any]) -> RunConfig:
+    """A run from the tables of a TOML file, every key and type checked."""
+    where = tables.get("scenario")
+    if isinstance(where, Mapping) and where.get("name") == IN_PYTHON:
+        raise CoterieError(
+            "The data and the model of this run were given in Python; start it again, or resume it, with the program "
+            "that gave them."
+        )
+    fields = {f.name: f for f in dataclasses.fields(RunConfig)}
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        if key not in fields:
+            raise unknown("setting", key, fields)
+        if key in _TABLES or key == "settings":
+            if not isinstance(value, Mapping):
+                raise CoterieError(f"{key} must be a table ([{key}]), not {value!r}.")
+            values[key] = from_settings(_TABLES[key], value, key) if key in _TABLES else dict(value)
+        else:
+            values[key] = coerce(_PLAIN[key], value, key)
+    if "method" not in values:
+        raise CoterieError('No method is given; name one, such as method = "fedavg".')
+    config = RunConfig(**values)
+    kind = chosen_method(config.method)
+    expanded = kind.expand(config.settings, config.scenario.preset_name)
+    settings = dataclasses.asdict(from_settings(kind, expanded, config.method))
+    return dataclasses.replace(config, settings={key: settings.get(key, own) for key, own in config.settings.items()})
+
+
+_PLAIN: dict[str, Any] = {
+    "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
+    "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
+    "track": tuple[str, ...],
+}  # fmt: skip

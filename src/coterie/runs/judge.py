@@ -1,0 +1,104 @@
+"""Judging the state of a method: every client with the model it would use now, on its own test part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.core.samples import ClientId
+from coterie.core.errors import NothingLearnt
+from coterie.core.federation import Engine, HasAttackers, KeepsSomeBack
+from coterie.methods.base import RoundMethod
+from coterie.core.rng import rng
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One evaluation of all (or a fixed sample of) clients."""
+
+    ids: tuple[ClientId, ...]
+    accuracy: list[float | None]
+    losses: list[float]
+    """Of every client that has test samples; of a model that has diverged it may be NaN or infinite."""
+    loss: float | None
+    clusters: list[int] | None
+    truth: list[int] | None
+    unseen: float | None
+    unseen_samples: float | None
+
+    @property
+    def known(self) -> list[float]:
+        """Accuracies of the clients that have test samples."""
+        return [value for value in self.accuracy if value is not None]
+
+    @property
+    def ari(self) -> float | None:
+        """Agreement of the clusters with the true groups, where both are known."""
+        from sklearn.metrics import adjusted_rand_score
+
+        if self.clusters is None or self.truth is None:
+            return None
+        pairs = [(t, c) for t, c in zip(self.truth, self.clusters, strict=True) if c >= 0]
+        if not pairs:
+            return None
+        return float(adjusted_rand_score([t for t, _ in pairs], [c for _, c in pairs]))
+
+    @property
+    def n_clusters(self) -> int | None:
+        """How many clusters have a member."""
+        return None if self.clusters is None else len({c for c in self.clusters if c >= 0})
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Asks the clients how their models do."""
+
+    method: RoundMethod[Any]
+    fed: Engine
+    clients: int
+    """With more clients than these a sample of them is judged, the same in every round."""
+
+    def __call__(self, state: Any) -> Judgement:
+        """An evaluation now."""
+        attackers = self.fed.attackers if isinstance(self.fed, HasAttackers) else ()
+        honest = [client for client in self.fed.ids if client not in attackers]
+        replies = self.method.assess(state, self.fed, self._some(honest))
+        if replies.value is None:
+            why = next((f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "nobody is there")
+            raise NothingLearnt(f"{self.method.name}: no client could judge its model ({why}); try a smaller lr.")
+        value = replies.value
+        tested = value.count > 0
+        finite = value.loss[tested & value.loss.isfinite()]
+        # a deployed peer judges alone and goes on: that its model is lost says nothing about those of the others
+        if bool(tested.any()) and not len(finite) and self.fed.registered > 1:
+            raise NothingLearnt(f"{self.method.name}: every client's loss is NaN or infinite; try a smaller lr.")
+        share = (value.correct / value.count.clamp_min(1)).tolist()
+        accuracy = [s if n else None for s, n in zip(share, value.count.tolist(), strict=True)]
+        clusters = self.method.clusters(state, replies.ids)
+        if bool((value.cluster >= 0).all()):
+            clusters = [int(cluster) for cluster in value.cluster]
+        truth = self.fed.groups(replies.ids)
+        unseen, unseen_samples = self._unseen(state)
+        loss = float(finite.mean()) if len(finite) else None
+        losses = value.loss[tested].tolist()
+        return Judgement(replies.ids, accuracy, losses, loss, clusters, truth, unseen, unseen_samples)
+
+    def _some(self, ids: Sequence[ClientId]) -> Sequence[ClientId]:
+        """Those to judge: all, or a sample that is the same in every round."""
+        if len(ids) <= self.clients:
+            return ids
+        drawn = rng(self.fed.seed, "evaluated clients").choice(len(ids), self.clients, replace=False)
+        return [ids[i] for i in sorted(drawn)]
+
+    def _unseen(self, state: Any) -> tuple[float | None, float | None]:
+        """Clients that never train are served as newcomers would be, on trial: by client, and by sample."""
+        if not self.method.serves_newcomers or not isinstance(self.fed, KeepsSomeBack) or not self.fed.unseen:
+            return None, None
+        ids = self._some(self.fed.unseen)
+        with self.fed.trial():
+            value = self.method.assess(self.method.admit(state, self.fed, ids), self.fed, ids).value
+        if value is None or not bool((value.count > 0).any()):
+            return None, None
+        correct, count = value.correct[value.count > 0], value.count[value.count > 0]
+        return float((correct / count).mean()), float(correct.sum() / count.sum())

@@ -1,0 +1,218 @@
+"""A network of peers on one machine, for a first look: every peer a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from coterie.methods.p2p.communities import communities
+from coterie.runs.config import RunConfig, from_tables, read_tables
+from coterie.core.samples import ClientId
+from coterie.runs.agreement import subject_of
+from coterie.deploy.boundary import check_name
+from coterie.runs.peer import PeerOptions, peer_method
+from coterie.deploy.zenoh.peer import Pace, PeerState
+from coterie.deploy.ports import check_free
+from coterie.core.errors import CoterieError, Unfinished
+from coterie.runs.experiment import defaults_of, population_of
+from coterie.runs.folder import METRICS, RunFolder, read_metrics
+from coterie.core.interrupts import pause
+from coterie.runs.kind import Kind
+from coterie.methods.p2p.network_state import edges_of
+from coterie.methods.p2p.base import PeerMethod
+from coterie.report.html import write_run_report
+from coterie.runs.loop import Result
+
+_LOOK_SECONDS = 0.2
+_SEEDS = 2
+_LINES = 10
+_ADDED = ("bytes_down", "bytes_up", "bytes_evaluation", "failures")
+
+
+def run_local(
+    config_file: Path,
+    number: int,
+    out: Path,
+    port: int,
+    *,
+    free: bool,
+    tls: bool,
+    seconds: float = 10.0,
+    note: Callable[[str], None] = lambda _: None,
+) -> Table:
+    """Start the peers, wait for them all, put their folders together; returned is a table of how each has done."""
+    config = from_tables(read_tables(config_file))
+    known = list(population_of(config.scenario, config.seed).ids)
+    if not 2 <= number <= len(known):
+        raise CoterieError(f"--local {number}: give at least 2, and no more than the scenario's {len(known)} clients.")
+    peer_method(config)
+    PeerOptions(number, pace=Pace(not free, seconds))
+    for index in range(number):
+        check_free("127.0.0.1", port + index, "--port")
+    names = [check_name(name, "The client") for name in known[:number]]
+    folder = RunFolder.create(out, config.to_toml(), Kind.NETWORK)
+    with _starting(folder, names):
+        _run(config, config_file, names, out, port, free=free, tls=tls, seconds=seconds, note=note)
+    return together(config, folder, names)
+
+
+@contextmanager
+def _starting(folder: RunFolder, names: Sequence[ClientId]) -> Iterator[None]:
+    """Nothing goes on with a network, so one that ends before its first round makes room for another try."""
+    try:
+        yield
+    except BaseException:
+        if not any(_metrics(folder.path / "peers" / name) for name in names):
+            folder.discard()
+        raise
+
+
+def _run(
+    config: RunConfig,
+    config_file: Path,
+    names: Sequence[ClientId],
+    out: Path,
+    port: int,
+    *,
+    free: bool,
+    tls: bool,
+    seconds: float,
+    note: Callable[[str], None],
+) -> None:
+    number = len(names)
+    if tls:
+        from coterie.deploy.certificates import make_certificates
+
+        make_certificates(out / "certs", names, ["127.0.0.1"])
+    seeds = ",".join(f"127.0.0.1:{port + index}" for index in range(min(_SEEDS, number)))
+    running: dict[ClientId, subprocess.Popen[bytes]] = {}
+    try:
+        for index, name in enumerate(names):
+            command = [
+                sys.executable,
+                "-m",
+                "coterie",
+                "peer",
+                "--config",
+                str(config_file),
+                "--data",
+                str(config_file),
+            ]
+            command += ["--name", name, "--listen", f"127.0.0.1:{port + index}", "--seeds", seeds]
+            command += ["--peers", str(number), "--out", str(out / "peers" / name), *(["--free"] if free else [])]
+            command += ["--timeout", str(seconds)]
+            command += ["--certs", str(out / "certs" / "clients" / name)] if tls else []
+            with open(out / f"peer-{name}.log", "wb") as log:
+                running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        note(f"{number} peers at 127.0.0.1:{port} to {port + number - 1}; each writes {out}/peer-NAME.log")
+        _await(config, out, running, note)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def _await(
+    config: RunConfig, out: Path, running: dict[ClientId, subprocess.Popen[bytes]], note: Callable[[str], None]
+) -> None:
+    said, alive, every = 0, True, max(1, config.rounds // _LINES)
+    while alive:
+        alive = any(process.poll() is None for process in running.values())  # then one more look: the last round counts
+        rounds = [len(_metrics(out / "peers" / name)) for name in running]
+        if min(rounds) // every > said // every or min(rounds) == config.rounds > said:
+            said = min(rounds)
+            note(f"all peers have finished round {said} of {config.rounds}")
+        if alive:
+            pause(_LOOK_SECONDS)
+    lost = [name for name, process in running.items() if process.returncode != 0]
+    if len(lost) == len(running):
+        last = (out / f"peer-{lost[0]}.log").read_text(errors="replace").strip().splitlines()
+        raise Unfinished(f"No peer came to the end; {lost[0]} said: {last[-1] if last else 'nothing'}")
+    for name in lost:
+        note(f"{name} did not come to the end; see {out}/peer-{name}.log")
+
+
+def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId]) -> Table:
+    """The report of a whole network, from the folders of its peers."""
+    ended = [name for name in names if (folder.path / "peers" / name / "result.json").is_file()]
+    results = {n: json.loads((folder.path / "peers" / n / "result.json").read_text()) for n in ended}
+    accuracy = {name: result["per_client_accuracy"][0] for name, result in results.items()}
+    known = [value for value in accuracy.values() if value is not None]
+    clusters = _communities(config, folder.path, ended)
+    rows = [_metrics(folder.path / "peers" / name) for name in ended]
+    folder.event("start", method=config.method, scenario=subject_of(config), rounds=config.rounds, seed=config.seed)
+    for moment in zip(*rows, strict=False):
+        row = _mean_row(moment)
+        folder.event("round", **row, log={})
+        folder.metrics(row)
+    result = Result(
+        method=config.method,
+        scenario=subject_of(config),
+        seed=config.seed,
+        rounds=config.rounds,
+        clients=len(names),
+        accuracy=sum(known) / len(known) if known else 0.0,
+        worst_accuracy=min(known, default=0.0),
+        clusters=clusters,
+        n_clusters=None if clusters is None else len(set(clusters)),
+        ari=None,
+        **{key: sum(result[key] for result in results.values()) for key in _ADDED},
+        seconds=max(result["seconds"] for result in results.values()),
+        client_ids=ended,
+        truth=None,
+        per_client_accuracy=[accuracy[name] for name in ended],
+        engine="peers over zenoh",
+    )
+    folder.event("end", accuracy=result.accuracy, seconds=result.seconds)
+    folder.write("result.json", result.to_json().encode())
+    write_run_report(folder.path)
+    table = Table(title=f"{config.method} between {len(ended)} peers")
+    for column in ("peer", "accuracy", "community", "sent", "received", "failures"):
+        table.add_column(column, justify="left" if column == "peer" else "right")
+    for index, (name, one) in enumerate(results.items()):
+        group = "" if clusters is None else str(clusters[index])
+        share = "" if accuracy[name] is None else f"{100 * accuracy[name]:.1f} %"
+        table.add_row(name, share, group, f"{one['bytes_up']:,}", f"{one['bytes_down']:,}", str(one["failures"]))
+    return table
+
+
+def _communities(config: RunConfig, path: Path, names: Sequence[ClientId]) -> list[int] | None:
+    """Who takes whom for its like, seen from outside."""
+    method = config.build_method(defaults_of(config))
+    if not isinstance(method, PeerMethod) or not method.finds_groups:
+        return None
+    lists = []
+    for name in names:
+        _, state, _ = RunFolder(path / "peers" / name).load(method.name, PeerState)
+        lists.append(method.neighbours(method.unpack_node(state.node))[0])
+    from torch.nn.utils.rnn import pad_sequence
+
+    rows = pad_sequence(lists, batch_first=True, padding_value=-1)
+    return [int(label) for label in communities(*edges_of(names, rows), len(names))]
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    return read_metrics(path) if (path / "metrics.csv").is_file() else []
+
+
+def _mean_row(moment: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One round of all peers: accuracies averaged, bytes added up."""
+    row: dict[str, Any] = dict.fromkeys(METRICS)
+    row["round"] = int(moment[0]["round"])
+    known = [one["accuracy"] for one in moment if one["accuracy"] is not None]
+    losses = [one["loss"] for one in moment if one["loss"] is not None]
+    row["accuracy"] = sum(known) / len(known) if known else None
+    row["worst_accuracy"] = min(known, default=None)
+    row["loss"] = sum(losses) / len(losses) if losses else None
+    for key in _ADDED:
+        row[key] = int(sum(one[key] or 0 for one in moment))
+    row["seconds"] = max(one["seconds"] or 0.0 for one in moment)
+    return row

@@ -1,0 +1,194 @@
+"""A peer's run from its configuration to its report; and a whole network of them on one machine."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+
+from coterie.runs.config import RunConfig
+from coterie.core.samples import ClientId
+from coterie.data.scenarios import SCENARIOS
+from coterie.deploy.zenoh.address import Address
+from coterie.runs.agreement import (
+    NoMajority,
+    agree,
+    model_of,
+    odd_ones,
+    subject_of,
+)
+from coterie.deploy.boundary import check_name, checked
+from coterie.deploy.client import Device, client_data
+from coterie.simulation.faults import Faults
+from coterie.deploy.protocol import Agreement, Hello, to_text
+from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
+from coterie.deploy.zenoh.swarm import Swarm
+from coterie.core.errors import CoterieError
+from coterie.runs.experiment import defaults_of
+from coterie.runs.folder import RunFolder
+from coterie.core.interrupts import pause
+from coterie.runs.kind import Kind
+from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.loop import (
+    Nobody,
+    Result,
+    View,
+    run_with,
+)
+
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """When a peer begins and how it waits."""
+
+    peers: int = 2
+    patience: float = 300.0
+    pace: Pace = field(default_factory=Pace)
+    limit: int = 1 << 29
+
+    def __post_init__(self) -> None:
+        if self.peers < 2 or self.pace.seconds <= 0 or self.patience < 0 or self.limit < 1:
+            raise CoterieError("--peers must be at least 2, --max-megabytes 1, --timeout above 0, --patience 0.")
+
+
+def run_peer(
+    config: RunConfig,
+    name: ClientId,
+    data: Path,
+    address: Address,
+    out: Path,
+    options: PeerOptions,
+    *,
+    view: View | None = None,
+) -> Result:
+    """Be one peer of a network until its rounds are over; a folder that is there already is gone on with."""
+    watcher = view or Nobody()
+    check_name(name, "--name")
+    wanted = peer_method(config)
+    population = client_data(data, name)
+    device = Device(name, population, out)
+    resume = (out / "config.toml").is_file()
+    if (out / "result.json").is_file():
+        raise CoterieError(f"The run in {out} is finished; choose another --out.")
+    folder = RunFolder.reopen(out, Kind.PEER) if resume else RunFolder.create(out, config.to_toml(), Kind.PEER)
+    network = network_of(config)
+    with (
+        folder.starting(resume),
+        closing(Swarm(name, network, device.hello, address, options.limit, watcher.note)) as swarm,
+    ):
+        swarm.enter()
+        watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
+        everyone = swarm.wait_for(options.peers, options.patience)
+        agreement = _agreement(config, swarm, everyone, device.hello, watcher.note)
+        swarm.agree(to_text(agreement))
+        swarm.look_up_progress()
+        fed = PeerFederation(
+            name,
+            agreement.build_task(model_of(config)),
+            population,
+            config.seed,
+            swarm,
+            at_end=lambda: _linger(swarm, config.rounds, options.pace),
+            last=config.rounds - 1,
+            note=watcher.note,
+        )
+        return run_with(
+            fed,
+            Deployed(wanted, swarm, pace=options.pace, note=watcher.note),
+            folder,
+            rounds=config.rounds,
+            view=watcher,
+            scenario=subject_of(config),
+            evaluate_every=config.evaluate_every,
+            checkpoint_seconds=config.checkpoint_seconds,
+            resume=resume,
+        )
+
+
+def network_of(config: RunConfig) -> str:
+    """The name of the network: peers with another configuration do not even see each other."""
+    alike = replace(config, checkpoint_seconds=10.0, evaluate_every=1)
+    return f"{config.method}-{blake2b(alike.to_toml().encode(), digest_size=8).hexdigest()}"
+
+
+def peer_method(config: RunConfig) -> PeerMethod[object]:
+    """The method, if it is one that real peers can do."""
+    if config.faults != Faults():
+        raise CoterieError("faults are simulated ones, and these peers are real; leave the table [faults] out.")
+    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
+        raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
+    method = config.build_method(defaults_of(config))
+    if not isinstance(method, PeerMethod):
+        raise CoterieError(f"{config.method} needs a server; run it with coterie serve and coterie join.")
+    if method.needs_truth:
+        raise CoterieError("Nobody knows the true groups of real peers; choose partners = random or fixed.")
+    if method.topology != "full" or method.fraction != 1.0:
+        raise CoterieError("topology and fraction shape a simulated network; leave them out between real peers.")
+    return method
+
+
+def _agreement(
+    config: RunConfig, swarm: Swarm, everyone: set[ClientId], own: Hello, note: Callable[[str], None]
+) -> Agreement:
+    """What this peer's own configuration says, with the classes and the normalisation of the network.
+
+    Where there is a network already, they are those that most of its peers tell; else all who are there come to them by
+    themselves. Nothing else is taken from others, and a model that is code is never theirs.
+    """
+    hellos = {**swarm.hellos(sorted(everyone - {swarm.name})), swarm.name: own}
+    told = _told(config, swarm, sorted(everyone - {swarm.name}), note)
+    if told is not None:
+        if told.shape != own.shape:
+            raise CoterieError(f"The network is about inputs of shape {told.shape}, not {own.shape}.")
+        if own.classes > told.classes:
+            raise CoterieError(f"The network is about {told.classes} classes, and these data have {own.classes}.")
+        mine = agree(config, {swarm.name: own})
+        return replace(mine, run=network_of(config), classes=told.classes, normalise=told.normalise)
+    try:
+        odd = odd_ones(config, hellos)
+    except NoMajority as error:
+        raise CoterieError(f"{error} Bring all to one, or start more peers.") from error
+    if swarm.name in odd:
+        raise CoterieError(f"This peer does not fit the others: {odd[swarm.name]}.")
+    for name, why in odd.items():
+        note(f"{name} is not counted: {why}")
+    return replace(agree(config, hellos), run=network_of(config))
+
+
+def _told(config: RunConfig, swarm: Swarm, others: list[ClientId], note: Callable[[str], None]) -> Agreement | None:
+    """What most of the others say that the run is about, of those whose word fits our own configuration."""
+    said: list[Agreement] = []
+    for name, text in swarm.ask("agreement", others).items():
+        try:
+            agreement = checked(Agreement, text)
+            if (agreement.method, agreement.model) != (config.method, model_of(config)):
+                raise CoterieError(f"it is about {agreement.method} and the model {agreement.model}")
+            said.append(agreement)
+        except CoterieError as error:
+            note(f"what {name} says of the run is not believed: {error}")
+    if not said:
+        return None
+    votes = Counter((agreement.shape, agreement.classes, agreement.normalise) for agreement in said)
+    most = max(votes.values())
+    # of as many, one that does not depend on who answered first
+    usual = min((form for form, number in votes.items() if number == most), key=repr)
+    return next(a for a in said if (a.shape, a.classes, a.normalise) == usual)
+
+
+def _linger(swarm: Swarm, rounds: int, pace: Pace) -> None:
+    """Stay to answer those who are still at it, but not for ever."""
+    swarm.announce(rounds)
+    last, moved = dict[ClientId, int](), time.monotonic()
+    while time.monotonic() - moved < pace.seconds:
+        progress = swarm.progress()
+        if all(reached >= rounds for reached in progress.values()):
+            return
+        if progress != last:
+            last, moved = progress, time.monotonic()
+        pause(_LOOK_SECONDS)

@@ -1,0 +1,264 @@
+"""A run whose clients are on other machines, from its configuration to its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from coterie.runs.config import RunConfig
+from coterie.core.samples import ClientId
+from coterie.data.scenarios import SCENARIOS
+from coterie.runs.agreement import (
+    NoMajority,
+    agree,
+    model_of,
+    odd_ones,
+    subject_of,
+)
+from coterie.deploy.boundary import checked
+from coterie.simulation.faults import Faults
+from coterie.deploy.flower.transport import FlowerTransport
+from coterie.deploy.protocol import Agreement, Hello, to_text
+from coterie.deploy.ports import check_free, check_port
+from coterie.deploy.server import (
+    LIMIT,
+    Hellos,
+    RemoteFederation,
+    Transport,
+    gathered,
+)
+from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
+from coterie.core.errors import CoterieError
+from coterie.runs.experiment import defaults_of
+from coterie.runs.folder import (
+    RunFolder,
+    finished,
+    sealed,
+    unsealed,
+)
+from coterie.runs.kind import Kind, check_kind
+from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.loop import (
+    Nobody,
+    Result,
+    View,
+    run_with,
+)
+from coterie.core.wire import WireError
+
+DEPLOYMENT = "deployment.json"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How a server waits and what it accepts."""
+
+    clients: int = 2
+    """The run begins when so many clients are there; any one of them is enough to go on."""
+    seconds: float = 120.0
+    """How long a client may take for its answer."""
+    patience: float = 300.0
+    """How long to wait for clients before the run ends unfinished."""
+    limit: int = LIMIT
+    """The longest message, in bytes."""
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.seconds <= 0 or self.patience < 0 or self.limit < 1:
+            raise CoterieError("--clients and --max-megabytes must be at least 1, --timeout above 0, --patience 0.")
+
+
+def serve(
+    config: RunConfig,
+    out: Path,
+    options: ServeOptions,
+    *,
+    host: str,
+    port: int,
+    security: ServerSecurity | None = None,
+    superlink: str | None = None,
+    view: View | None = None,
+    resume: bool = False,
+) -> Result:
+    """Run a configuration on a SuperLink of our own, or on one that is there already."""
+    if resume:
+        _check_resumable(out)
+    _check(config)
+    if superlink is None:
+        check_port(port)
+        if not resume:  # the SuperLink of a server that was killed takes a moment to go
+            check_free(host, port, "--port or --host")
+    watcher = view or Nobody()
+    folder = _opened(config, out, resume)
+    with folder.starting(resume):
+        if superlink is not None:
+            ca = None if security is None else security.ca
+            return _served(config, folder, options, SuperLink(superlink, ca, None, None), None, watcher, resume)
+        return _served_by_own(config, folder, options, host, port, security, watcher, resume)
+
+
+def _served_by_own(
+    config: RunConfig,
+    folder: RunFolder,
+    options: ServeOptions,
+    host: str,
+    port: int,
+    security: ServerSecurity | None,
+    watcher: View,
+    resume: bool,
+) -> Result:
+    with own_superlink(host, port, security, folder.path / "superlink.log", options.limit) as link:
+        names = link.register(security.clients) if security is not None and security.clients else None
+        lock = "TLS and keys" if names else "TLS" if security is not None else "no TLS"
+        watcher.note(f"waiting for {options.clients} clients at {host}:{port} ({lock})")
+        return _served(config, folder, options, link, names, watcher, resume)
+
+
+def _served(
+    config: RunConfig,
+    folder: RunFolder,
+    options: ServeOptions,
+    link: SuperLink,
+    names: Mapping[int, ClientId] | None,
+    view: View,
+    resume: bool,
+) -> Result:
+    with link.grid() as grid:
+        transport = FlowerTransport(
+            grid, seconds=options.seconds, names=names, note=view.note, alive=link.check, limit=options.limit
+        )
+        result = conduct(config, folder, transport, options, view=view, resume=resume)
+        transport.farewell()
+        return result
+
+
+def run_on_grid(config: RunConfig, grid: Grid, options: ServeOptions, out: Path | None) -> Result:
+    """The same inside Flower's own server process, for `flwr run`."""
+    _check(config)
+    path = out or Path("runs") / f"{config.method}-flower-seed{config.seed}"
+    resume = (path / DEPLOYMENT).is_file()
+    if resume:
+        _check_resumable(path)
+    folder = _opened(config, path, resume)
+    with folder.starting(resume):
+        return conduct(config, folder, FlowerTransport(grid, seconds=options.seconds), options, resume=resume)
+
+
+def conduct(
+    config: RunConfig,
+    folder: RunFolder,
+    transport: Transport,
+    options: ServeOptions,
+    *,
+    view: View | None = None,
+    resume: bool = False,
+) -> Result:
+    """Agree with the clients on what is learnt, then run the rounds."""
+    watcher = view or Nobody()
+    file = folder.path / DEPLOYMENT
+    if file.is_file():
+        agreement, known, inputs = _read(file)
+    else:
+        fitting = _Fitting(config, transport, watcher)
+        first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
+        agreement, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
+        _write(folder, agreement, [], inputs)
+    method = agreement.build_method()
+    fed = RemoteFederation(
+        method.task(agreement.build_task(model_of(config))),
+        agreement,
+        transport,
+        known=known,
+        patience=options.patience,
+        limit=options.limit,
+        path="clients over Flower",
+        go_on=folder.go_on,
+        inputs=inputs,
+        note=watcher.note,
+        on_saved=lambda _, clients: _write(folder, agreement, clients, inputs),
+    )
+    return run_with(
+        fed,
+        method,
+        folder,
+        rounds=config.rounds,
+        view=watcher,
+        scenario=subject_of(config),
+        evaluate_every=config.evaluate_every,
+        evaluate_clients=config.evaluate_clients,
+        checkpoint_seconds=config.checkpoint_seconds,
+        resume=resume,
+    )
+
+
+def _check(config: RunConfig) -> None:
+    if config.faults != Faults():
+        raise CoterieError("faults are simulated ones, and these clients are real; leave the table [faults] out.")
+    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
+        raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
+    method = config.build_method(defaults_of(config))
+    if isinstance(method, PeerMethod):
+        raise CoterieError(f"{config.method} has no server; run it between peers: coterie peer --config ...")
+
+
+def _check_resumable(path: Path) -> None:
+    if (path / "result.json").is_file():
+        raise finished(path)
+    if not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
+        raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
+    check_kind(path, Kind.SERVED)
+
+
+def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
+    if not resume:
+        return RunFolder.create(path, config.to_toml(), Kind.SERVED)
+    folder = RunFolder(path, Kind.SERVED)
+    folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
+    return folder
+
+
+def _write(folder: RunFolder, agreement: Agreement, clients: list[ClientId], inputs: str) -> None:
+    content = {"agreement": json.loads(to_text(agreement)), "clients": clients, "inputs": inputs}
+    folder.write(DEPLOYMENT, sealed(content, indent=1))
+
+
+def _read(file: Path) -> tuple[Agreement, list[ClientId], str]:
+    """What the run was about when it was begun, and who has taken part."""
+    try:
+        saved = {"inputs": "", **unsealed(file.read_bytes())}  # once it was written without
+        if set(saved) != {"agreement", "clients", "inputs"}:
+            raise WireError(f"it holds {sorted(saved)}")
+        return checked(Agreement, json.dumps(saved["agreement"])), list(saved["clients"]), str(saved["inputs"])
+    except (OSError, ValueError, TypeError, WireError) as error:
+        raise CoterieError(f"{file} cannot be read ({error}); restore it, or begin with another --out.") from error
+
+
+class _Fitting:
+    """Those of the first clients whose data fit together; the others are told why they do not, each once."""
+
+    def __init__(self, config: RunConfig, transport: Transport, view: View) -> None:
+        self._config, self._transport, self._view = config, transport, view
+        self._said: set[str] = set()
+
+    def __call__(self, there: Hellos) -> dict[ClientId, Hello]:
+        """All but the odd ones; nobody as long as it is not clear which they are."""
+        try:
+            odd = odd_ones(self._config, there) if there else {}
+        except NoMajority as error:
+            if len(there) > 1:
+                self._say(f"{error} Waiting for more.")
+            return {}
+        for client, why in odd.items():
+            if self._say(f"{client} is not admitted: {why}"):
+                self._transport.tell(client, f"you are not admitted to this run: {why}")
+        return {client: hello for client, hello in there.items() if client not in odd}
+
+    def _say(self, text: str) -> bool:
+        new = text not in self._said
+        if new:
+            self._said.add(text)
+            self._view.note(text)
+        return new

@@ -1,0 +1,334 @@
+"""The simulator: a federation in one machine, with workers, faults, joins, and bytes counted from the real encoding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_all_start_methods
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from coterie import kernel
+from coterie.core import wire
+from coterie.core.cohort import Memory
+from coterie.core.errors import CoterieError
+from coterie.core.federation import (
+    Arrival,
+    Engine,
+    Failure,
+    Ledger,
+    Purpose,
+    Question,
+    Replies,
+    check_reply,
+    largest_norm,
+    model_norms,
+)
+from coterie.core.jobs import (
+    Job,
+    Letter,
+    Outcome,
+    Setting,
+)
+from coterie.core.samples import ClientId, Population
+from coterie.core.task import Task
+from coterie.data.describe import largest_share
+from coterie.data.population import unseen_ids
+from coterie.methods.base import RoundMethod
+from coterie.methods.p2p.topology import carry
+from coterie.simulation.attacks import Attackers, disguised
+from coterie.simulation.faults import Faults
+from coterie.simulation.malloc import keep_freed_blocks
+from coterie.simulation.workers import (
+    Note,
+    ProcessWorkers,
+    ThreadWorkers,
+    Workers,
+)
+
+P = TypeVar("P")
+R = TypeVar("R")
+_LANE_BYTES = 1 << 28
+_JOBS_PER_WORKER = 4
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the simulator computes; never what it computes."""
+
+    workers: int = 0
+    lanes: int = 0
+    kernel: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.lanes < 0:
+            raise CoterieError("engine.workers and engine.lanes must be at least 0 (0: chosen by the engine).")
+
+
+class Simulator(Engine):
+    """All clients in one machine. Memory grows with the clients of a round, not with those registered."""
+
+    def __init__(
+        self,
+        method: RoundMethod[Any],
+        task: Task,
+        population: Population,
+        *,
+        seed: int,
+        faults: Faults | None = None,
+        options: EngineOptions | None = None,
+        note: Note = lambda _: None,
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        self.seed, self.round, self.task = seed, 0, task
+        self.ledger = Ledger()
+        self.failures: list[tuple[int, ClientId, Failure]] = []
+        self.memory: dict[ClientId, Memory] = {}
+        self._draft: dict[ClientId, Memory] = {}
+        self._touched: set[ClientId] = set()
+        self._method, self._population = method, population
+        self._faults, self._options, self._note = faults or Faults(), options or EngineOptions(), note
+        self.attackers = self._faults.attacking(seed, population.ids)
+        joined = bool(self.attackers) and self._faults.join
+        self._setting = Setting(method, task, disguised(population, self.attackers) if joined else population, seed)
+        self._calendar = self._faults.calendar(seed, population.ids)
+        self._always = tuple(client for client in population.ids if client not in self._calendar)
+        self._progress = progress
+        self._workers: Workers | None = None
+        keep_freed_blocks()
+        self._on_trial = False
+        self._attack = Attackers(self.attackers, self._faults.attack, task.template)
+
+    @property
+    def ids(self) -> tuple[ClientId, ...]:
+        """Clients that are there in this round."""
+        if not self._calendar:
+            return self._always
+        return tuple(client for client in self._population.ids if self._is_there(client))
+
+    def _is_there(self, client: ClientId) -> bool:
+        joins, leaves = self._calendar.get(client, (0, None))
+        return joins <= self.round and (leaves is None or self.round < leaves)
+
+    @property
+    def registered(self) -> int:
+        """How many clients will ever take part."""
+        return len(self._population.ids)
+
+    def begin(self, round: int) -> tuple[ClientId, ...]:
+        """A round begins; returned are the clients that join in it, later than the start."""
+        self.round = round
+        return tuple(client for client, (joins, _) in self._calendar.items() if joins == round and joins > 0)
+
+    def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
+        """True groups in this round, or None where they are not known."""
+        groups = [self._population.group(client, self.round) for client in ids]
+        return None if any(group is None for group in groups) else [int(g) for g in groups if g is not None]
+
+    def majority(self, ids: Sequence[ClientId]) -> float | None:
+        """The accuracy of the best constant answer, in the tests as they are at the start."""
+        return largest_share(self._population, ids)
+
+    @property
+    def unseen(self) -> tuple[ClientId, ...]:
+        """Clients that never take part in training."""
+        return tuple(unseen_ids(self._population))
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Ask as in an evaluation: no faults, bytes booked as evaluation, nothing kept by the clients."""
+        draft, self._on_trial = self._draft, True
+        self._draft = {client: dict(kept) for client, kept in draft.items()}
+        try:
+            yield
+        finally:
+            self._draft, self._on_trial = draft, False
+
+    @property
+    def workers(self) -> int:
+        """How many workers share the clients."""
+        return self._options.workers or os.cpu_count() or 1
+
+    @property
+    def path(self) -> str:
+        """Which way local training is computed, and why."""
+        if isinstance(self.task.net, kernel.Net):
+            return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
+        how = "processes" if self._forks else "thread" if self.workers == 1 else "threads"
+        return f"torch, {self.workers} {how} ({self.task.net.reason})"
+
+    @property
+    def _forks(self) -> bool:
+        fits = not isinstance(self.task.net, kernel.Net) and self.workers > 1
+        return fits and "fork" in get_all_start_methods()
+
+    def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """True groups in this round."""
+        groups = self.groups(ids)
+        if groups is None:
+            raise CoterieError("The true groups of these clients are not known, and oracle needs them.")
+        return torch.tensor(groups)
+
+    def answer(self, question: Question[P, R]) -> Replies[R]:
+        """Run a client function of the method on these clients."""
+        ids, rows, common, counted = question.ids, question.rows, question.common, question.counted
+        purpose: Purpose = "evaluation" if self._on_trial else question.purpose
+        message = Letter.of(question.each if question.same is None else question.same, common)
+        index = None if question.same is not None else list(rows) if rows is not None else list(range(len(ids)))
+        failed: dict[ClientId, Failure] = {}
+        if purpose == "train":
+            silent = ((client, self._faults.silence(self.seed, self.round, client)) for client in ids)
+            failed = {client: failure for client, failure in silent if failure is not None}
+        # a client that drops out has no result at all; one that is late has done its work in vain
+        working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
+        asked, picked = [ids[i] for i in working], index and [index[i] for i in working]
+        jobs = self._jobs(question.function.__name__, asked, picked, common)
+        outcomes = self._perform(jobs, message, "training" if purpose == "train" else "evaluation")
+        if counted:
+            self.ledger.down[purpose] += len(ids) * (message.row(0) if index is not None else message).size
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            self._remember(job.ids, outcome)
+            if counted:
+                self.ledger.up[purpose] += len(job.ids) * outcome.reply.row(0).size
+        replies = self._accept([client for job in jobs for client in job.ids], outcomes, failed, purpose, counted)
+        self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
+        return replies
+
+    def _perform(self, jobs: list[Job], message: Letter, what: str) -> list[Outcome]:
+        """Have the workers do it, and tell who watches how many clients are done."""
+        if not jobs:
+            return []
+        done, asked = 0, sum(len(job.ids) for job in jobs)
+
+        def one_more(job: Job) -> None:
+            nonlocal done
+            done += len(job.ids)
+            self._progress(what, done, asked)
+
+        self._progress(what, 0, asked)
+        return self._crew().run(jobs, message, one_more)
+
+    def _jobs(self, action: str, ids: list[ClientId], rows: list[int] | None, common: Sequence[str] = ()) -> list[Job]:
+        # work on what is common to all is done once per job, so there are then as few jobs as workers
+        lanes = self._options.lanes or self._lanes(len(ids), 1 if common else _JOBS_PER_WORKER)
+        jobs = []
+        for start in range(0, len(ids), lanes):
+            some = tuple(ids[start : start + lanes])
+            picked = tuple(rows[start : start + lanes]) if rows is not None else None
+            jobs.append(Job(action, self.round, some, picked, tuple(self._recalled(i) for i in some)))
+        return jobs
+
+    def _lanes(self, clients: int, jobs_per_worker: int) -> int:
+        """Clients per job: small enough that workers finish together and that a job's models fit in the cache."""
+        pieces = self.workers * jobs_per_worker
+        # rounded down where there are several jobs a worker: 10 clients in 5 jobs would keep one of two workers idle
+        shared = clients // pieces if jobs_per_worker > 1 else -(-clients // pieces)
+        bytes_each = sum(t.numel() * t.element_size() for t in self.task.template.values())
+        return max(1, min(shared, _LANE_BYTES // max(bytes_each, 1)))
+
+    def _crew(self) -> Workers:
+        if self._workers is None:
+            if self._forks:
+                self._workers = ProcessWorkers(self._setting, self.workers, self._note)
+            else:
+                self._workers = ThreadWorkers(self._setting, self.workers)
+        return self._workers
+
+    def _remember(self, ids: Sequence[ClientId], outcome: Outcome) -> None:
+        for position, client in enumerate(ids):
+            if outcome.kept:
+                known = self._draft.setdefault(client, dict(self.memory.get(client, {})))
+                known.update(outcome.kept_by(position))
+
+    def _accept(
+        self,
+        ids: list[ClientId],
+        outcomes: list[Outcome],
+        failed: dict[ClientId, Failure],
+        purpose: Purpose,
+        counted: bool,
+    ) -> Replies[Any]:
+        """Stack the replies, refuse the bad ones by name."""
+        if not outcomes:
+            return Replies((), None, failed)
+        first = outcomes[0].reply
+        stacked = {
+            name: torch.cat([outcome.reply.tensors[name] for outcome in outcomes]) if len(outcomes) > 1 else tensor
+            for name, tensor in first.tensors.items()
+        }
+        refused: dict[ClientId, Failure] = {}
+        said = stacked.get("size")
+        if purpose == "train" and self.attackers:
+            forged = self._attack.forged(ids, stacked)
+            said, stacked = self._attack.said(stacked, forged), forged
+        if purpose == "train":
+            for position, client in enumerate(ids):
+                own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
+                broken = self._faults.corrupt(self.seed, self.round, client, own)
+                if broken is not None:
+                    limit = largest_norm(model_norms(own, self.task.template))
+                    _, wrong = check_reply(
+                        [client], broken, self.task.template, limit, like=own, unbounded=first.unbounded
+                    )
+                    refused |= wrong
+                    if counted:  # a corrupt reply can be longer
+                        self.ledger.up[purpose] += replace(first, tensors=broken).row(0).size
+                        self.ledger.up[purpose] -= replace(first, tensors=own).row(0).size
+        _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded, said=said)
+        failed = failed | {**wrong, **refused}
+        good = [position for position, client in enumerate(ids) if client not in failed]
+        if not good:
+            return Replies((), None, failed)
+        if len(good) < len(ids):
+            stacked = {name: tensor[torch.tensor(good)] for name, tensor in stacked.items()}
+        value = wire.unpack(first.kind, first.skeleton, stacked)
+        return Replies(tuple(ids[position] for position in good), value, failed)
+
+    def note(self, text: str) -> None:
+        """Tell whoever watches the run."""
+        self._note(text)
+
+    @property
+    def delays(self) -> bool:
+        """Whether an answer between peers can be old."""
+        return self._faults.delay > 0
+
+    def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
+        """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""
+        arrivals = carry(self._faults, self.seed, self.round, askers, answered)
+        self.ledger.up["train"] += int((answered.sum(1) * size).sum())
+        self.ledger.down["train"] += int(((arrivals != Arrival.LOST).sum(1) * size).sum())
+        return arrivals
+
+    def _recalled(self, client: ClientId) -> Memory:
+        return self._draft.get(client) or self.memory.get(client, {})
+
+    def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
+        """Go on from a checkpoint."""
+        self.memory = memory
+
+    def saved(self, next_round: int) -> None:
+        """A checkpoint has been written; nothing here depends on it."""
+
+    def commit(self) -> None:
+        """The round is over: what clients kept in it now counts (a round cut short leaves no trace)."""
+        self.memory.update(self._draft)
+        self._touched.update(self._draft)
+        self._draft.clear()
+
+    def take_touched(self) -> list[ClientId]:
+        """Clients whose memory has changed since this was last asked."""
+        touched = sorted(self._touched)
+        self._touched.clear()
+        return touched
+
+    def close(self) -> None:
+        """Let the workers go."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None

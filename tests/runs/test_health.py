@@ -1,0 +1,134 @@
+"""What is said about a run that does not learn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import coterie
+from coterie.data.describe import largest_share
+from coterie.core.errors import NothingLearnt
+from coterie.core.federation import Failure, Tally
+from coterie.runs.health import Health
+from coterie.runs.judge import Judgement
+from coterie.core.states import flat, stack
+from coterie.core.task import Task
+
+from tests.tiny import Rows, rows
+
+
+def judgement(accuracy: float, *losses: float) -> Judgement:
+    ids = tuple(f"c{i}" for i in range(len(losses)))
+    return Judgement(ids, [accuracy] * len(losses), list(losses), None, None, None, None, None)
+
+
+def said(health: Health, *judgements: Judgement, guess: float | None = math.log(4), majority: float = 0.4) -> list[str]:
+    texts = []
+    for number, each in enumerate(judgements):
+        texts += health.judged(number, len(judgements), each, 0.1, guess, majority)
+    return texts
+
+
+def test_replies_are_said_when_more_than_half_is_lost() -> None:
+    """2 of 4 is not more than half, 3 of 4 is; the kind that most are of is named; the same kind is said once."""
+    health = Health()
+    bad, late = Failure("not finite", "w has NaN"), Failure("late", "too slow")
+    assert health.replies(0, Tally(4, 2, [bad, bad])) == []
+    (text,) = health.replies(1, Tally(4, 1, [late, bad, bad]))
+    assert text.startswith(
+        "round 2: 3 of 4 replies do not count, most of them not finite (w has NaN); try a smaller lr"
+    )
+    assert health.replies(2, Tally(4, 0, [bad] * 4)) == []
+    (text,) = health.replies(3, Tally(4, 0, [late] * 4))
+    assert "late (too slow); give clients more time" in text
+    assert (health.asked, health.valid) == (16, 3)
+    health.check_end("fedavg", 4)
+
+
+def test_nobody_asked_is_not_nothing_learnt() -> None:
+    Health().check_end("fedavg", 3)
+    with pytest.raises(NothingLearnt, match="no reply counted in any of the 3 rounds"):
+        Health(asked=2).check_end("fedavg", 3)
+
+
+def test_a_loss_that_rises_above_guessing_is_said_once() -> None:
+    """ln 4 = 1.386 is guessing. 0.7 -> 1.3 is below it; 1.5 is above it and more than twice 0.7; medians, not means."""
+    fine = said(Health(), judgement(0.9, 0.7), judgement(0.9, 1.3), judgement(0.9, 1.0, 1.2, 90.0))
+    assert fine == []
+    (text,) = said(Health(), judgement(0.9, 0.7), judgement(0.9, 1.5), judgement(0.9, 9.0))
+    assert text == (
+        "round 2: the clients' loss is 1.5, where guessing gives 1.39: training diverges or overfits; try a smaller lr "
+        "(now 0.1), or bring the inputs to values of about -1 to 1"
+    )
+    (text,) = said(Health(), judgement(0.9, 2.8))
+    assert "the clients' loss is 2.8" in text, "2.8 > 2 * 1.386, though there is nothing to have risen from"
+    assert said(Health(), judgement(0.9, 2.0), judgement(0.9, 2.0)) == []
+    (text,) = said(Health(), judgement(0.9, 1.0), judgement(0.9, 4.5), guess=None)
+    assert "has risen from 1 to 4.5" in text
+    (text,) = said(Health(), judgement(0.9, 1.0, math.nan))
+    assert "the loss of 1 of 2 clients is NaN or infinite" in text
+
+
+def test_no_better_than_a_constant_answer() -> None:
+    """Only from the middle of the run on; equal to the share counts too, for a broken model answers one class."""
+    low, high = judgement(0.4, 0.5), judgement(0.41, 0.5)
+    (text,) = said(Health(), low, low, low)
+    assert text.startswith("round 2: the mean accuracy, 40.0 %, is not above that of always answering")
+    assert said(Health(), low, high, high) == []
+    assert said(Health(), low, majority=1.0) == [], "where all samples are of one class nothing better can be had"
+
+
+def test_the_best_constant_answer() -> None:
+    """a has labels 0 0 1 and b has 1: class 0 is right for (2/3 + 0) / 2 = 1/3 on average, class 1 for 2/3."""
+    population = rows(([0.0, 1.0, 2.0], [0, 0, 1]), ([3.0], [1]))
+    assert largest_share(population, population.ids) == pytest.approx((1 / 3 + 1) / 2)
+
+
+def features(scale: float) -> coterie.Population:
+    g = np.random.default_rng(0)
+    clients = {}
+    for client in range(4):
+        y = np.arange(60) % 3
+        x = g.normal(size=(60, 5)) + 2 * np.eye(5)[y]
+        clients[f"c{client}"] = ((scale * x).astype(np.float32), y)
+    return coterie.from_arrays(clients)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def test_own_data_learn_with_the_default_rate_and_without_a_warning() -> None:
+    """With 0.1, the default of old, inputs of about 20 end in a loss of thousands."""
+    result = coterie.run(coterie.method("fedavg"), features(10.0), net, rounds=10)
+    assert result.accuracy > 0.75
+    assert result.warnings == []
+
+
+def test_a_run_that_diverges_is_said_live_and_in_the_report(tmp_path: Path) -> None:
+    seen = Rows()
+    result = coterie.run(
+        coterie.method("fedavg", lr=0.3), features(30.0), net, rounds=6, out=tmp_path / "run", view=seen
+    )
+    assert result.warnings
+    assert "try a smaller lr (now 0.3)" in result.warnings[0]
+    assert f"warning: {result.warnings[0]}" in seen.notes
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "try a smaller lr (now 0.3)" in report
+
+
+def test_large_inputs_are_no_reason_to_refuse_a_healthy_model() -> None:
+    """A linear model learns from inputs of any size, and its weights are in proportion to them: here far above 1000."""
+
+    def linear() -> nn.Module:
+        return nn.Linear(5, 3)
+
+    result = coterie.run(coterie.method("fedavg"), features(1e5), linear, rounds=5)
+    start = float(flat(stack([Task.of(linear, features(1.0)).init(0)])).norm())
+    assert float(flat(stack([result.models["global"]])).norm()) > 1e3 * (1 + start)
+    assert result.failures == 0
+    assert result.accuracy > 0.75

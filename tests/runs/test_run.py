@@ -1,0 +1,478 @@
+"""A run as a folder: what is in it, and what happens when it is stopped, killed, damaged or full."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import asdict
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.core import wire
+from coterie.core.cohort import Cohort, Scores
+from coterie.data import build
+from coterie.data.own import OwnPopulation
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions
+from coterie.core.errors import CoterieError
+from coterie.runs.experiment import config_of, resume
+from coterie.runs.folder import METRICS, RunFolder, read_metrics
+from coterie.methods import METHODS
+from coterie.runs.run import run
+from coterie.core.states import State
+
+from tests.conftest import Command
+from tests.tiny import (
+    Rows,
+    StopAt,
+    fingerprint,
+    largest_gap,
+    made,
+    one_weight,
+    rows,
+    small_net,
+)
+
+PATIENCE = 150  # seconds; only a hang takes as long
+SMALL = ("--clients", 6, "--samples", 8, "--groups", 2, "--set", "epochs=1", "--set", "scenario.test_samples=10")
+KEYS = {
+    "method", "scenario", "seed", "rounds", "clients", "accuracy", "worst_accuracy", "clusters", "n_clusters", "ari",
+    "bytes_down", "bytes_up", "bytes_evaluation", "seconds", "failures",
+}  # fmt: skip
+
+
+def models_in(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted((folder / "models").iterdir())}
+
+
+def test_a_run_leaves_everything_in_its_folder(coterie: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said = coterie("run", "oracle", *SMALL, "--rounds", 3, "--seed", 4, "--out", out)
+    assert said.code == 0, said.err
+    assert "report.html" in said.out
+    assert {"config.toml", "events.jsonl", "metrics.csv", "checkpoint", "models", "report.html", "result.json"} <= {
+        file.name for file in out.iterdir()
+    }
+    assert not [file for file in out.rglob("*") if file.name.endswith(".new")]
+    result = json.loads((out / "result.json").read_text())
+    assert result.keys() >= KEYS
+    assert (result["method"], result["scenario"], result["seed"], result["rounds"]) == (
+        "oracle",
+        "rotated-digits",
+        4,
+        3,
+    )
+    assert result["clients"] == len(result["clusters"]) == 6
+    assert result["n_clusters"] == 2
+    assert result["ari"] == 1.0
+    assert 0 <= result["worst_accuracy"] <= result["accuracy"] <= 1
+    assert result["failures"] == 0
+    with open(out / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == METRICS
+    assert [row["round"] for row in rows] == ["1", "2", "3"]
+    assert int(rows[-1]["bytes_down"]) == result["bytes_down"]
+    assert float(rows[-1]["accuracy"]) == result["accuracy"]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    kinds = [event["event"] for event in events if event["event"] != "warning"]  # so little training is not enough
+    assert kinds == ["start", "engine", "round", "round", "round", "end"]
+    config = tomllib.loads((out / "config.toml").read_text())
+    assert config["method"] == "oracle"
+    assert config["scenario"]["clients"] == 6
+    assert models_in(out).keys() == {"cluster-0.safetensors", "cluster-1.safetensors"}
+    model = wire.decode((out / "models" / "cluster-0.safetensors").read_bytes(), State)
+    assert all(tensor.dtype == torch.float32 for tensor in model.values())
+
+
+def test_the_configuration_makes_the_run_again(coterie: Command, tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    coterie("run", "ifca", *SMALL, "--rounds", 2, "--set", "k=2", "--set", "faults.dropout=0.2", "--out", first)
+    said = coterie("run", "--config", first / "config.toml", "--out", again)
+    assert said.code == 0, said.err
+    assert models_in(first) == models_in(again)
+    assert (first / "config.toml").read_text() == (again / "config.toml").read_text()
+
+
+def test_evaluation_can_be_rarer(digits: OwnPopulation, tmp_path: Path) -> None:
+    run(made("fedavg"), digits, small_net, rounds=5, out=tmp_path / "run", evaluate_every=3, evaluate_clients=4)
+    rows = read_metrics(tmp_path / "run")
+    assert [row["accuracy"] is not None for row in rows] == [True, False, False, True, True]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert len(result["client_ids"]) == 4
+
+
+def test_a_client_whose_model_has_diverged_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a has 3 of 4 right and loss 0.5, b 1 of 4 and no finite loss, c nothing to be tested on.
+
+    So the accuracy is (3/4 + 1/4) / 2, the worst 1/4, and the mean loss that of a alone.
+    """
+    known = {"a": (0.5, 3.0, 4.0), "b": (torch.nan, 1.0, 4.0), "c": (0.0, 0.0, 0.0)}
+
+    def scored(c: Cohort, models: State) -> Scores:
+        return Scores(*torch.tensor([known[client] for client in c.ids], dtype=torch.float64).T)
+
+    monkeypatch.setattr("coterie.methods.base.evaluate", scored)
+    clients = rows(*[([1.0], [2])] * 3)
+    result = run(made("fedavg"), clients, one_weight(), rounds=1, loss="mse", out=tmp_path / "run")
+    assert result.client_ids == ["a", "b", "c"]
+    assert result.per_client_accuracy == [0.75, 0.25, None]
+    assert (result.accuracy, result.worst_accuracy, result.failures) == (0.5, 0.25, 0)
+    assert read_metrics(tmp_path / "run")[0]["loss"] == 0.5
+
+
+def test_a_loss_beyond_all_numbers() -> None:
+    """The model is w x with loss (w x - y)^2: one step of rate 0.25 makes a's w 1 (loss 1) and b's 1e30.
+
+    b's loss, about 1e60^2, is infinite; b is there all the same.
+    """
+    clients = rows(([1.0], [2]), ([1e30], [2]))
+    watching = Rows()
+    method = made("local", lr=0.25, epochs=1, batch=0, momentum=0.0)
+    result = run(method, clients, one_weight(), rounds=1, loss="mse", view=watching)
+    assert float(result.models["client-b"]["weight"]) == pytest.approx(1e30)
+    assert (result.client_ids, result.failures) == (["a", "b"], 0)
+    assert watching.rows[0]["loss"] == pytest.approx(1.0)
+
+
+def test_resuming_what_is_finished_or_no_run(coterie: Command, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    coterie("run", "fedavg", *SMALL, "--rounds", 1, "--out", out)
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    said = coterie("resume", out)
+    assert said.code == 2
+    assert said.err.strip() == f"coterie: The run in {out} is finished; see {out / 'report.html'}."
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+    for folder in (tmp_path, tmp_path / "nothing"):
+        said = coterie("resume", folder)
+        assert said.code == 2
+        assert said.err.startswith(f"coterie: {folder} is not the folder of a run")
+
+
+class Process:
+    """The command line as a process of its own."""
+
+    def __init__(self, *arguments: object) -> None:
+        root = Path(__file__).parents[2]
+        environment = {**os.environ, "PYTHONPATH": str(root / "src"), "COLUMNS": "200"}
+        command = [sys.executable, "-m", "coterie", *map(str, arguments)]
+        self.popen = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    def wait_for_rounds(self, out: Path, rounds: int) -> None:
+        """Until that many rounds are in metrics.csv."""
+        end = time.monotonic() + PATIENCE
+        while not (out / "metrics.csv").exists() or len((out / "metrics.csv").read_text().splitlines()) <= rounds:
+            assert self.popen.poll() is None, f"it ended before round {rounds}: {self.popen.communicate()}"
+            assert time.monotonic() < end, "it does not come to its rounds"
+            time.sleep(0.01)
+
+    def end(self) -> tuple[int, str]:
+        _, err = self.popen.communicate(timeout=PATIENCE)
+        return self.popen.returncode, err
+
+
+LONG = (*SMALL, "--rounds", 300, "--set", "checkpoint_seconds=0", "--set", "evaluate_every=1000", "--workers", 2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run as below, never disturbed, in this process."""
+    from coterie.cli.runs import tables_of
+    from coterie.runs.config import from_tables
+    from coterie.runs.experiment import execute
+
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assignments = ["epochs=1", "scenario.test_samples=10", "evaluate_every=1000", "checkpoint_seconds=1000000"]
+    tables = tables_of(None, "scaffold", assignments, clients=6, samples=8, groups=2, rounds=300, workers=2)
+    execute(from_tables(tables), out)
+    return out
+
+
+@pytest.mark.parametrize("after", [0, 1, 20])
+def test_killed_at_any_moment_and_resumed(after: int, whole: Path, coterie: Command, tmp_path: Path) -> None:
+    """`kill -9` in the middle of 300 rounds with a checkpoint after each; then `resume` comes to the same end."""
+    out = tmp_path / "run"
+    process = Process("run", "scaffold", *LONG, "--out", out)
+    process.wait_for_rounds(out, after)
+    process.popen.kill()
+    code, _ = process.end()
+    assert code == -signal.SIGKILL
+    assert not (out / "result.json").exists()
+    # from here on it may take its time with checkpoints: only the end counts
+    text = (out / "config.toml").read_text()
+    (out / "config.toml").write_text(text.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0"))
+    said = coterie("resume", out)
+    assert said.code == 0, said.err
+    assert models_in(out) == models_in(whole)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (out, whole)]
+    for result in results:
+        result.pop("seconds")
+    assert results[0] == results[1]
+    assert [row["bytes_up"] for row in read_metrics(out)] == [row["bytes_up"] for row in read_metrics(whole)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_cleanly_and_says_how_to_resume(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = Process("run", "scaffold", *LONG, "--out", out)
+    process.wait_for_rounds(out, 3)
+    process.popen.send_signal(number)
+    code, err = process.end()
+    assert code == 130
+    assert "Traceback" not in err
+    sentence = err.strip().splitlines()[-1]
+    assert sentence.startswith("Stopped after ")
+    assert sentence.endswith(f"of 300 rounds; nothing is lost: coterie resume {out}")
+    reached = int(sentence.split()[2])
+    latest = json.loads((out / "checkpoint" / "latest.json").read_text())
+    assert latest["next_round"] == reached == len(read_metrics(out))
+
+
+def stopped(digits: OwnPopulation, out: Path) -> None:
+    with pytest.raises(CoterieError):
+        run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, view=StopAt(2))
+
+
+def test_a_folder_whose_run_died_at_its_very_start(digits: OwnPopulation, tmp_path: Path) -> None:
+    """Killed while it made its folder: whatever is there by then, it can be run or resumed."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    expected = run(made("local"), digits, small_net, rounds=2, out=whole, config="a = 1\n")
+    out.mkdir()
+    (out / "config.toml.new").write_bytes(b"a =")
+    assert fingerprint(run(made("local"), digits, small_net, rounds=2, out=out)) == fingerprint(expected)
+    for present in ({"config.toml"}, {"config.toml", "metrics.csv"}, {"config.toml", "metrics.csv", "events.jsonl"}):
+        early = tmp_path / f"with{len(present)}"
+        early.mkdir()
+        for name in present:
+            (early / name).write_bytes((whole / name).read_bytes().splitlines(keepends=True)[0])  # no round yet
+        result = run(made("local"), digits, small_net, rounds=2, out=early, resume=True)
+        assert fingerprint(result) == fingerprint(expected)
+        assert len(read_metrics(early)) == 2
+
+
+def test_logs_written_after_the_checkpoint_are_written_again(digits: OwnPopulation, tmp_path: Path) -> None:
+    """A killed run may have logged rounds, or half a line, that its checkpoint does not know."""
+    out = tmp_path / "run"
+    expected = run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=tmp_path / "whole")
+    stopped(digits, out)
+    with open(out / "metrics.csv", "a") as metrics, open(out / "events.jsonl", "a") as events:
+        metrics.write("3,0.5,0.4")
+        events.write('{"event": "round", "rou')
+    (out / "checkpoint" / "state-000003.safetensors.new").write_bytes(b"half")
+    result = run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, resume=True)
+    assert fingerprint(result) == fingerprint(expected)
+    assert [row["round"] for row in read_metrics(out)] == [1.0, 2.0, 3.0, 4.0]
+    assert not list((out / "checkpoint").rglob("*.new"))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "delete"])
+@pytest.mark.parametrize("which", ["state", "memory", "latest.json"])
+def test_a_damaged_checkpoint_is_found_out(which: str, damage: str, digits: OwnPopulation, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    stopped(digits, out)
+    victim = next(
+        file
+        for file in sorted((out / "checkpoint").rglob("*"))
+        if file.is_file() and (which in file.name or which == file.parent.name)
+    )
+    data = bytearray(victim.read_bytes())
+    if damage == "delete":
+        victim.unlink()
+    elif damage == "flip":
+        place = data.index(b'"') if which == "latest.json" else len(data) - 5
+        data[place] ^= 0x10
+        victim.write_bytes(data)
+    else:
+        victim.write_bytes(data[: 0 if damage == "empty" else len(data) // 2])
+    lost = which == "latest.json" and damage == "delete"
+    says = "reach round 2 but there is no" if lost else r"in .* cannot be read \(.*\); restore it, or start"
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    with pytest.raises(CoterieError, match=says):
+        run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, resume=True)
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+def test_a_checkpoint_of_another_method(digits: OwnPopulation, tmp_path: Path) -> None:
+    stopped(digits, tmp_path / "run")
+    with pytest.raises(CoterieError, match=r"is of scaffold, not of fedavg; run fedavg with another --out"):
+        run(made("fedavg"), digits, small_net, rounds=4, seed=7, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.csv"])
+def test_logs_shorter_than_the_checkpoint_says(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    stopped(digits, out)
+    (out / name).write_bytes(b"short")
+    with pytest.raises(CoterieError, match=f"{name} is shorter than its checkpoint says"):
+        run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, resume=True)
+    (out / name).unlink()
+    with pytest.raises(CoterieError, match=f"{name} is shorter than its checkpoint says"):
+        run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, resume=True)
+
+
+@pytest.mark.parametrize(
+    "what", ["state-000002", "latest.json", "metrics.csv", "events.jsonl", "result.json", "report"]
+)
+def test_a_full_disk_loses_nothing(
+    what: str, digits: OwnPopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing one file fails from the second round on; after room is made, resume ends as if nothing had been."""
+    expected = run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=tmp_path / "whole")
+    out = tmp_path / "run"
+    written = {"metrics.csv": 0, "events.jsonl": 0}
+    open_, append = open, RunFolder.append
+
+    def full(path: object, *arguments: object, **how: object) -> object:
+        if what in str(path) and "w" in str(arguments[:1]) and str(tmp_path) in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return open_(path, *arguments, **how)  # type: ignore[call-overload]
+
+    def appended(self: RunFolder, name: str, text: str) -> None:
+        if name == what:
+            written[name] += 1
+            if written[name] > 2:
+                with self.writing(self.path / name):
+                    append(self, name, text[:5])
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+        append(self, name, text)
+
+    with monkeypatch.context() as patch:
+        if what in written:
+            patch.setattr(RunFolder, "append", appended)
+        else:
+            patch.setattr("builtins.open", full)
+            patch.setattr(Path, "write_text", lambda self, *a, **k: full(self, "w"))
+        with pytest.raises(CoterieError, match=r"No space left on device.*make room"):
+            run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, checkpoint_seconds=0)
+    again = run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, checkpoint_seconds=0, resume=True)
+    assert fingerprint(again) == fingerprint(expected)
+    rows = read_metrics(out)
+    assert [row["round"] for row in rows] == [1.0, 2.0, 3.0, 4.0]
+    for line in (out / "events.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_a_file_too_large_for_the_system_is_one_sentence(tmp_path: Path) -> None:
+    """A limit on the size of files, as a quota has it, in a process of its own."""
+    root = Path(__file__).parents[2]
+    out = tmp_path / "run"
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000));"
+        "from coterie.cli.main import main; main()"
+    )
+    arguments = ["run", "fedavg", *map(str, SMALL), "--rounds", "2", "--out", str(out)]
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("coterie: Cannot write ")
+    assert "File too large" in ended.stderr
+    result = resume(out)
+    assert result.rounds == 2
+    assert config_of(out).method == "fedavg"
+
+
+def test_a_folder_that_cannot_be_written(coterie: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        said = coterie("run", "fedavg", *SMALL, "--rounds", 1, "--out", out)
+        assert said.code == 2
+        assert len(said.err.strip().splitlines()) == 1
+        assert "make room" not in said.err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_models_of_clients_with_any_name(digits: OwnPopulation, tmp_path: Path) -> None:
+    names = ["../up", "a/b", "ü.x", "..", "c0"]
+    clients = dict(zip(names, (digits.client(client) for client in digits.ids), strict=False))
+    population = OwnPopulation(clients, digits.shape, 10, digits.normalise)
+    out = tmp_path / "inside" / "run"
+    with pytest.raises(CoterieError):
+        run(made("local"), population, small_net, rounds=2, out=out, view=StopAt(1))
+    result = run(made("local"), population, small_net, rounds=2, out=out, resume=True)
+    assert len(models_in(out)) == 5
+    assert {file.parent for file in tmp_path.rglob("*") if file.is_file()} == {
+        out, out / "checkpoint", out / "checkpoint" / "memory", out / "models",
+    }  # fmt: skip
+    whole = run(made("local"), population, small_net, rounds=2)
+    assert largest_gap(result.models["client-a/b"], whole.models["client-a/b"]) == 0
+
+
+def test_own_data_are_not_a_named_scenario_and_the_report_says_how_to_run_them_again(
+    coterie: Command, digits: OwnPopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of the report is run as it stands there, and makes the same models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my data").mkdir()
+    for client in digits.ids[:3]:
+        train = digits.client(client).train
+        np.savez(tmp_path / "my data" / f"{client}.npz", x=train.x.numpy(), y=train.y.numpy() % 5)
+    said = coterie(
+        "run", "fedavg", "--data", "my data", "--model", "digits-mlp", "--rounds", 2, "--out", "runs/one run"
+    )
+    assert said.code == 0, said.err
+    config = tomllib.loads(Path("runs/one run/config.toml").read_text())
+    assert config["scenario"] == {"data": "my data"}
+    assert "rotated-digits" not in Path("runs/one run/report.html").read_text(encoding="utf-8")
+    page = unescape(Path("runs/one run/report.html").read_text(encoding="utf-8"))
+    found = re.search(r"<pre>(coterie run .*?)</pre>", page)
+    assert found
+    command = shlex.split(found[1])
+    assert coterie(*command[1:]).code == 0
+    assert models_in(Path("runs/one run")) == models_in(Path(command[-1]))
+
+
+def test_a_named_scenario_brings_its_rate_to_python_too(tmp_path: Path) -> None:
+    """rotated-digits has 0.1 for SGD, and 0.5 for SCAFFOLD; Adam has its own, and what the user sets counts."""
+    population = build("rotated-digits", seed=0, clients=4, samples=8, test_samples=4, groups=2)
+    cases = [
+        (METHODS["fedavg"](), 0.1),
+        (METHODS["scaffold"](), 0.5),
+        (METHODS["fedavg"](lr=0.02), 0.02),
+        (METHODS["fedavg"](optimiser="adam"), None),
+    ]
+    for number, (method, rate) in enumerate(cases):
+        out = tmp_path / str(number)
+        run(method, population, small_net, rounds=1, out=out)
+        assert tomllib.loads((out / "config.toml").read_text())["settings"].get("lr") == rate
+
+
+def test_a_run_from_python_writes_all_its_settings(coterie: Command, digits: OwnPopulation, tmp_path: Path) -> None:
+    """They are in config.toml and in the report; no command can have the data, and that is said."""
+    out = tmp_path / "run"
+    method, faults = made("ifca", k=2), Faults(dropout=0.1)
+    run(method, digits, small_net, rounds=2, seed=3, out=out, faults=faults, engine=EngineOptions(workers=1))
+    config = tomllib.loads((out / "config.toml").read_text())
+    assert config["scenario"] == {"name": "own data in Python"}
+    assert config["settings"] == {key: value for key, value in asdict(method).items() if value is not None}
+    assert (config["rounds"], config["seed"], config["dtype"]) == (2, 3, "float32")
+    assert (config["faults"], config["engine"]) == ({"dropout": 0.1}, {"workers": 1})
+    assert "given in Python: run that program again" in (out / "report.html").read_text(encoding="utf-8")
+    (out / "result.json").unlink()
+    for arguments in (("resume", out), ("run", "--config", out / "config.toml", "--out", tmp_path / "again")):
+        said = coterie(*arguments)
+        assert (said.code, "were given in Python; start it again, or resume it" in said.err) == (2, True)
+    with pytest.raises(CoterieError, match=r"began with other settings \(settings\.k\)"):
+        run(made("ifca", k=3), digits, small_net, rounds=2, seed=3, out=out, faults=faults, resume=True)
+    again = run(method, digits, small_net, rounds=2, seed=3, out=out, faults=faults, resume=True)
+    assert again.rounds == 2
