@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from coterie.simulation.faults import Faults
     from coterie.simulation.simulator import EngineOptions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "METHODS",
     "Assessment",

@@ -35,6 +35,10 @@ class Cohort:
     seed: int = 0
     memory: tuple[Memory, ...] = ()
     kept: dict[str, Tensor | Stack] = field(default_factory=dict)
+    secret: str | None = None
+    """What only this device knows; None in the simulator, whose clients' secrets follow from the seed."""
+    least_flip: float = 0.0
+    """The least flip probability that this device agrees to."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,6 +66,16 @@ class Cohort:
     def rng(self, index: int, purpose: str, *key: Key) -> np.random.Generator:
         """The generator of one client for one purpose in this round."""
         return rng(self.seed, purpose, self.round, self.ids[index], *key)
+
+    def private_rng(self, index: int, purpose: str) -> np.random.Generator:
+        """The generator of one client for one purpose, in every round and, on a real device, in every run the same.
+
+        On a device nobody else can draw it: it is keyed by the device's secret and not by the run's seed. In the
+        simulator it is keyed by the seed, so that a run can be repeated; whoever knows the seed can draw it too.
+        """
+        if self.secret is None:
+            return rng(self.seed, purpose, self.ids[index], "")
+        return rng(0, purpose, self.ids[index], self.secret)
 
     def recall(self, name: str, default: Stack) -> Stack:
         """What each client kept under that name in an earlier round, or its row of `default`."""

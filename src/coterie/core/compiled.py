@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from coterie.core.optimiser import Optimiser
+from coterie.core.rows import RowMath
 from coterie.core.samples import Samples
 from coterie.core.states import Stack
 
@@ -28,6 +29,10 @@ class Refusal:
 
 class Compiled(Protocol):
     """A task that a backend computes without torch's autograd. What it computes is what the torch loop would."""
+
+    @property
+    def row_math(self) -> RowMath:
+        """What it computes of many models as rows."""
 
     def takes(self, side: Tensor | None, models: int = 1) -> bool:
         """Whether it computes samples with this beside them, for that many models in one call."""

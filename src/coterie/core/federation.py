@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort, Memory
+from coterie.core.errors import CoterieError
 from coterie.core.rng import Key, rng
 from coterie.core.samples import ClientId
 from coterie.core.states import State
@@ -33,10 +34,43 @@ _LARGEST_NORM = 1e10
 """Longer than any honest sum or model, and so short that float32 can still average thousands of it."""
 
 
-def on_client(function: F) -> F:
-    """Mark a method's function as one that runs on clients. Only marked functions can be asked for."""
-    function.on_client = True  # type: ignore[attr-defined]
-    return function
+TELLS: Mapping[str, str] = {
+    "models": "models trained on the client's data, and how many samples it has",
+    "scores": "losses, accuracies, and which of several models fits best",
+    "labels": "how often each class occurs, or answers that depend on it",
+    "brightness": "the mean of the inputs per channel",
+    "features": "first and second moments of features of the inputs",
+    "styles": "low frequencies of the images, class by class",
+    "embeddings": "bits of the mean code of each class, some of them flipped",
+}
+"""What the answer to a question can tell about a client, in the words of `coterie join --refuse`."""
+
+
+@overload
+def on_client(function: F, /) -> F: ...
+
+
+@overload
+def on_client(*tells: str) -> Callable[[F], F]: ...
+
+
+def on_client(*given: Any) -> Any:
+    """Mark a method's function as one that runs on clients, and say what its answer tells about them.
+
+    `@on_client("models")`, with words of `TELLS`; `@on_client()` where the answer tells nothing about the data. A bare
+    `@on_client` does not say, and is taken to tell everything. Only marked functions can be asked for.
+    """
+    if len(given) == 1 and callable(given[0]):
+        return on_client(*TELLS)(given[0])
+    unclear = set(given) - TELLS.keys()
+    if unclear:
+        raise CoterieError(f"{', '.join(sorted(unclear))}: not something that clients tell; use {', '.join(TELLS)}.")
+
+    def mark(function: F) -> F:
+        function.on_client, function.tells = True, given  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 @dataclass(frozen=True)
@@ -233,6 +267,15 @@ class KeepsSomeBack(Protocol):
         """What is asked inside counts as evaluation, and leaves nothing behind in any client's memory."""
 
 
+@runtime_checkable
+class HasAttackers(Protocol):
+    """A federation that knows who attacks it (the simulator): only the honest are judged."""
+
+    @property
+    def attackers(self) -> frozenset[ClientId]:
+        """Their names."""
+
+
 class Arrival(IntEnum):
     """What becomes of an answer on its way from one peer to another."""
 
@@ -306,12 +349,14 @@ def check_reply(
     limit: float | None = None,
     like: Rows | None = None,
     unbounded: Sequence[str] = (),
+    said: Tensor | None = None,
 ) -> tuple[list[int], dict[ClientId, Failure]]:
     """Which rows of a stacked reply are usable, and what is wrong with the others.
 
     Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
     every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`
-    (without one, `largest_norm` of these rows), and nothing else longer than any honest sum.
+    (without one, `largest_norm` of these rows), and nothing else longer than any honest sum. A `size`, by which a
+    reply weighs, must be what the client `said` when it joined.
     """
     bad: dict[ClientId, Failure] = {}
     norms = torch.zeros(len(names), dtype=torch.float64)
@@ -341,4 +386,9 @@ def check_reply(
         bad.setdefault(
             names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {most:.3g} allowed")
         )
+    if said is not None and "size" in reply and reply["size"].numel() == len(names):
+        claimed, known = reply["size"].flatten().double(), said.flatten().double()
+        for index in torch.nonzero((claimed != known) | (claimed < 0)).flatten().tolist():
+            text = f"it claims {claimed[index]:g} samples and said {known[index]:g} when it joined"
+            bad.setdefault(names[index], Failure("refused", text))
     return [index for index, name in enumerate(names) if name not in bad], bad

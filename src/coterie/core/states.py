@@ -8,15 +8,15 @@ Integer buffers (BatchNorm's batch counter) are part of the state everywhere: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from coterie.core.rows import RowMath
+
 State = dict[str, Tensor]
 Stack = dict[str, Tensor]
-RowMeans = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of rows [R, D], members and sizes, as `row_means` takes them."""
 
 
 def stack(states: Sequence[State]) -> Stack:
@@ -90,24 +90,23 @@ def group_means(models: Stack, weights: Tensor, groups: Tensor, previous: Stack)
     }
 
 
-def row_means(rows: Tensor, members: Tensor, sizes: Tensor) -> Tensor:
-    """Plain means of a few rows of a matrix [R, D] each, [len(sizes), D]; see `bag_means`."""
-    starts = sizes.cumsum(0) - sizes
-    return torch.nn.functional.embedding_bag(members, rows, starts, mode="mean")
-
-
-def bag_means(models: Stack, members: Tensor, sizes: Tensor, means: RowMeans = row_means) -> Stack:
+def bag_means(models: Stack, members: Tensor, sizes: Tensor, math: RowMath | None = None) -> Stack:
     """Plain means of a few models each: of those at the first `sizes[0]` rows in `members`, at the next `sizes[1]`, ...
 
-    `means` computes them from rows of numbers.
+    Computed by `math` where there is some and it takes the numbers, else by torch.
     """
-    return {name: _bag_means(tensor, members, sizes, means) for name, tensor in models.items()}
+    return {name: _bag_means(tensor, members, sizes, math) for name, tensor in models.items()}
 
 
-def _bag_means(tensor: Tensor, members: Tensor, sizes: Tensor, means: RowMeans) -> Tensor:
+def _bag_means(tensor: Tensor, members: Tensor, sizes: Tensor, math: RowMath | None) -> Tensor:
     exact = tensor if tensor.is_floating_point() else tensor.double()
-    mixed = means(exact.reshape(len(exact), -1), members, sizes)
-    shaped = mixed.reshape(len(sizes), *tensor.shape[1:])
+    rows = exact.reshape(len(exact), -1)
+    if math is not None and math.takes(rows):
+        means = math.means(rows, members, sizes)
+    else:
+        starts = sizes.cumsum(0) - sizes
+        means = torch.nn.functional.embedding_bag(members, rows, starts, mode="mean")
+    shaped = means.reshape(len(sizes), *tensor.shape[1:])
     return shaped if tensor.is_floating_point() else shaped.round().to(tensor.dtype)
 
 

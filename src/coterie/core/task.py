@@ -18,6 +18,7 @@ from coterie.core import user_code
 from coterie.core.compiled import BACKENDS, Compiled, Refusal
 from coterie.core.errors import CoterieError
 from coterie.core.rng import key64
+from coterie.core.rows import RowMath
 from coterie.core.samples import Normalise, Population, Samples
 from coterie.core.states import State
 
@@ -122,6 +123,11 @@ class Task:
             if not isinstance(answer, Refusal):
                 break
         return answer
+
+    @property
+    def row_math(self) -> RowMath | None:
+        """What the backend computes of many models as rows of numbers; None where torch does."""
+        return None if isinstance(self.compiled, Refusal) else self.compiled.row_math
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples -> what the network sees."""

@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.core import states
 from coterie.core.compiled import Compiled, Refusal
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import Normalise, Samples
-from coterie.core.states import RowMeans, Stack, State, count, row
+from coterie.core.states import Stack, State, count, row
 from coterie.core.task import LossFn, LossName, Task
-from coterie.kernel import rows as kernel_rows
-from coterie.kernel.library import Library
 from coterie.kernel.net import Net, Routing
+from coterie.kernel.rows import KernelRows
 from coterie.kernel.translate import plan
 
 
@@ -32,26 +30,6 @@ def net_of(task: Task) -> Net | None:
     return task.compiled.net if isinstance(task.compiled, KernelTask) else None
 
 
-def library_of(task: Task) -> Library | None:
-    """The compiled kernel where it computes this task."""
-    net = net_of(task)
-    return None if net is None else net.library
-
-
-def row_means(task: Task) -> RowMeans:
-    """Means of rows for `bag_means`: by the kernel where it computes this task and takes the numbers, else by torch."""
-    library = library_of(task)
-    if library is None:
-        return states.row_means
-
-    def means(rows: Tensor, members: Tensor, sizes: Tensor) -> Tensor:
-        if kernel_rows.takes(rows):
-            return kernel_rows.means(library, rows, members, sizes)
-        return states.row_means(rows, members, sizes)
-
-    return means
-
-
 @dataclass(frozen=True)
 class KernelTask:
     """A task that the kernel computes: a translated network with the task's loss, normalisation and precision."""
@@ -60,6 +38,11 @@ class KernelTask:
     loss: LossName | LossFn
     normalise: Normalise
     dtype: torch.dtype
+
+    @property
+    def row_math(self) -> KernelRows:
+        """Means and products of rows by the same library."""
+        return KernelRows(self.net.library)
 
     def takes(self, side: Tensor | None, models: int = 1) -> bool:
         """A network with domains needs one for each sample, and takes one model a call: each has its own graph."""

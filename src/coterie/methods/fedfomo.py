@@ -134,14 +134,14 @@ class FedFomo(OwnModelMethod[Exchange]):
             rest.remove(name)
         return picked
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Nothing) -> Trained:
         """On the client: local training from the personal model."""
         trained = local_sgd(c, self.own(c), self.opt)
         c.keep("trained", trained)
         return Trained(trained, c.size)
 
-    @on_client
+    @on_client("scores")
     def mix_models(self, c: Cohort, sent: Models) -> Weighed:
         """On the client: weigh the own trained model and the sent ones; without any gain the old model stays."""
         start = self.own(c)

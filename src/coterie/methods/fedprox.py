@@ -27,7 +27,7 @@ class FedProx(FedAvg):
         super().__post_init__()
         self._require(self.mu >= 0, "mu", "be at least 0")
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         """On the client: local training with the proximal term."""
         start = spread(sent.models, len(c))

@@ -47,7 +47,7 @@ class Local(OwnModelMethod[Apart]):
         fed.ask(self.train, fed.sample(self.fraction), same=Nothing(), counted=False)
         return state, {}
 
-    @on_client
+    @on_client()
     def train(self, c: Cohort, sent: Nothing) -> Done:
         """On the client: go on from the own model."""
         c.keep("model", local_sgd(c, self.own(c), self.opt))

@@ -46,7 +46,7 @@ class OwnModelMethod(ServerMethod[B], Generic[B]):
         """Clients judge the models they keep; no model travels."""
         return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation", counted=False)
 
-    @on_client
+    @on_client("scores")
     def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:
         """On the client: its own model on its own test part."""
         scores = evaluate(c, self.own(c))

@@ -39,6 +39,7 @@ from coterie.core.task import Task
 from coterie.data.describe import largest_share
 from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
+from coterie.simulation.attacks import Attackers, disguised
 from coterie.simulation.faults import Faults
 from coterie.simulation.malloc import keep_freed_blocks
 from coterie.simulation.workers import (
@@ -90,14 +91,17 @@ class Simulator(Engine):
         self._draft: dict[ClientId, Memory] = {}
         self._touched: set[ClientId] = set()
         self._method, self._population = method, population
-        self._setting = Setting(method, task, population, seed)
         self._faults, self._options, self._note = faults or Faults(), options or EngineOptions(), note
+        self.attackers = self._faults.attacking(seed, population.ids)
+        joined = bool(self.attackers) and self._faults.join
+        self._setting = Setting(method, task, disguised(population, self.attackers) if joined else population, seed)
         self._calendar = self._faults.calendar(seed, population.ids)
         self._always = tuple(client for client in population.ids if client not in self._calendar)
         self._progress = progress
         self._workers: Workers | None = None
         keep_freed_blocks()
         self._on_trial = False
+        self._attack = Attackers(self.attackers, self._faults.attack, task.template)
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -263,6 +267,10 @@ class Simulator(Engine):
             for name, tensor in first.tensors.items()
         }
         refused: dict[ClientId, Failure] = {}
+        said = stacked.get("size")
+        if purpose == "train" and self.attackers:
+            forged = self._attack.forged(ids, stacked)
+            said, stacked = self._attack.said(stacked, forged), forged
         if purpose == "train":
             for position, client in enumerate(ids):
                 own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
@@ -276,7 +284,7 @@ class Simulator(Engine):
                     if counted:  # a corrupt reply can be longer
                         self.ledger.up[purpose] += replace(first, tensors=broken).row(0).size
                         self.ledger.up[purpose] -= replace(first, tensors=own).row(0).size
-        _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded)
+        _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded, said=said)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
         if not good:

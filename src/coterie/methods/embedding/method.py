@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -10,19 +9,18 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from coterie.core.aggregate import combined, combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation, draw_clients, on_client
 from coterie.core.optimiser import Optimiser
 from coterie.core.panels import Panel
-from coterie.core.rng import rng
 from coterie.core.samples import ClientId
 from coterie.core.states import (
     concat,
-    group_means,
-    mean,
     row,
     spread,
+    take,
 )
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
@@ -55,9 +53,6 @@ from coterie.methods.embedding.pretraining import (
 )
 from coterie.methods.embedding.privacy import check_flip
 from coterie.methods.embedding.rules import choose
-
-SECRET_VARIABLE = "COTERIE_SECRET"
-"""What a device mixes into the key of its flips, so that nobody who knows the seed can undo them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class Embedding(ModelPerCluster[Groups]):
             "pretraining": "federated", "encoder_rounds": 10, "encoder_fraction": 0.5, "encoder_epochs": 3,
             "encoder_steps": 1, "encoder_batch": 32, "encoder_lr": 1e-3,
             "epochs": 5, "batch": 32, "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
-            "optimiser": "adam",
+            "optimiser": "adam", "aggregate": "mean",
         },
     }  # fmt: skip
     scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
@@ -177,11 +172,13 @@ class Embedding(ModelPerCluster[Groups]):
             drawn = draw_clients(fed.ids, self.encoder_fraction, fed.rng("compressing clients", turn))
             replies = fed.ask(self.compress, drawn, same=Compression(autoencoder, turn))
             if replies.value is not None:
-                trained = mean(replies.value.autoencoder.models, replies.value.size)
+                trained = combined_one(
+                    self.aggregate, replies.value.autoencoder.models, replies.value.size, autoencoder.state
+                )
                 autoencoder = replace(autoencoder, state=trained)
         return autoencoder
 
-    @on_client
+    @on_client("models")
     def compress(self, c: Cohort, sent: Compression) -> Compressed:
         """On the client: local training of the autoencoder."""
         own = replace(c, task=sent.autoencoder.task(c.task))
@@ -203,17 +200,17 @@ class Embedding(ModelPerCluster[Groups]):
         epochs = max(self.encoder_epochs, -(-self.encoder_steps // steps))
         return Optimiser(epochs, self.encoder_batch, self.encoder_lr, kind="adam")
 
-    @on_client
+    @on_client("embeddings")
     def embed(self, c: Cohort, sent: Encoder) -> Embedded:
         """On the client (Algorithm 1): mean code of each class, quantised to bits, some of them flipped."""
-        secret, classes = os.environ.get(SECRET_VARIABLE, ""), c.task.classes
+        classes = c.task.classes
         chosen = dict(self.flips)
         rows = []
-        for client, data in zip(c.ids, c.data, strict=True):
-            # not keyed by the round: asked again, a client whose data are the same answers the same
-            noise, coins = (rng(c.seed, purpose, client, secret) for purpose in ("missing classes", "flips"))
+        for index, (client, data) in enumerate(zip(c.ids, c.data, strict=True)):
+            # not keyed by the round, nor on a device by the run: asked again, the same data get the same answer
+            noise, coins = (c.private_rng(index, purpose) for purpose in ("missing classes", "flips"))
             means = class_means(sent.codes(data.train, c.task), data.train.y, classes, noise)
-            rows.append(pack_bits(flip(binarise(means), chosen.get(client, self.flip), coins)))
+            rows.append(pack_bits(flip(binarise(means), max(chosen.get(client, self.flip), c.least_flip), coins)))
         return Embedded(torch.stack(rows))
 
     def length(self, autoencoder: Encoder, classes: int) -> int:
@@ -262,13 +259,19 @@ class Embedding(ModelPerCluster[Groups]):
             state, log = self._follow_drift(state, fed)
         ids = [client for client in fed.sample(self.fraction) if client in state.cluster]
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=state.of(ids))
+        rows = torch.tensor(state.of(replies.ids), dtype=torch.int64)
+        replies = self.usable(fed, replies, take(state.models, rows))
         if replies.value is None:
             return state, log
         trained, size = replies.value.model, replies.value.size
-        models = group_means(trained, size, torch.tensor(state.of(replies.ids)), state.models)
-        base = mean(trained, size) if self.shared else {}
-        for name in fed.task.parameters[: self.shared]:
-            models[name] = base[name].expand_as(models[name]).clone()
+        groups = torch.tensor(state.of(replies.ids))
+        models = combined(self.aggregate, trained, size, groups, state.models)
+        if self.shared:
+            sent = take(state.models, groups)
+            first = {name: tensor[:1] for name, tensor in state.models.items()}
+            base = combined(self.aggregate, trained, size, torch.zeros_like(groups), first, sent)
+            for name in fed.task.parameters[: self.shared]:
+                models[name] = base[name].expand_as(models[name]).clone()
         return replace(state, models=models), log
 
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:

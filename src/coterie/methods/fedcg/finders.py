@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from coterie.core.aggregate import combined, combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.evaluation import probabilities
@@ -28,7 +29,6 @@ from coterie.core.states import (
     State,
     distance,
     flat,
-    mean,
     spread,
     stack,
 )
@@ -196,7 +196,7 @@ class TeacherFinder(Finder):
 
     def renewed(self, state: Domains, replies: Report, round: int) -> Domains:
         """FedAvg of the students; every T rounds the result is the new teacher."""
-        student = mean(replies.student, replies.size)
+        student = combined_one(self.method.aggregate, replies.student, replies.size, state.student)
         if (round + 1) % self.method.teacher_every:
             return replace(state, student=student)
         return replace(state, student=student, teacher=student, offsets=torch.zeros(0))
@@ -234,12 +234,16 @@ class ModelFinder(_KnownFinder):
         if len(state.centres):
             return state
         replies = fed.ask(self.method.train_alone, sorted(fed.ids), same=Models(plain(fed.task).init(fed.seed)))
+        begun = plain(fed.task).init(fed.seed)
+        replies = self.method.usable(fed, replies, spread(begun, len(replies.ids)))
         if replies.value is None:
             return state
         labels = kmeans(flat(replies.value.model), self.method.domains, _seed(fed))
-        each = [mean(replies.value.model, (labels == d).double()) for d in range(int(labels.max()) + 1)]
+        first = spread(begun, int(labels.max()) + 1)
+        equal = torch.ones(len(labels), dtype=torch.float64)
+        each = combined(self.method.aggregate, replies.value.model, equal, labels, first)
         cluster = dict(zip(replies.ids, labels.tolist(), strict=True))
-        return replace(state, cluster=cluster, centres=flat(stack(each)))
+        return replace(state, cluster=cluster, centres=flat(each))
 
     def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
         """Newcomers train alone, too, and go to the nearest centre."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coterie.core.aggregate import combined
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import (
@@ -23,11 +24,11 @@ from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientId
 from coterie.core.states import (
     Stack,
-    group_means,
     mean,
     row,
     spread,
     stack,
+    take,
 )
 from coterie.core.task import Task
 from coterie.methods.base import Log, Models, Trained
@@ -129,7 +130,7 @@ class MDICFL(ModelPerCluster[Distanced]):
             "steps": 100, "warm_steps": 0, "search_lr": 0.1, "prior": 0.1, "prior_mean": 0.5, "generator_steps": 1000,
             "generator_warm_steps": 0, "generator_lr": 0.01, "generator_batch": 100, "noise": 16,
             "epochs": 2, "batch": 50, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
-            "optimiser": "sgd",
+            "optimiser": "sgd", "aggregate": "mean",
         },
     }  # fmt: skip
     scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
@@ -190,6 +191,7 @@ class MDICFL(ModelPerCluster[Distanced]):
         """Plain FedAvg until the clients' directions give the same K groups in successive rounds."""
         assert state.seeds is not None
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=[0] * len(ids))
+        replies = self.usable(fed, replies, spread(row(state.models, 0), len(replies.ids)))
         if replies.value is None:
             return state, {}
         trained, weights = replies.value.model, self._weights(replies.value)
@@ -203,13 +205,14 @@ class MDICFL(ModelPerCluster[Distanced]):
         groups = cosine_groups(vectors, self.k) if enough else {}
         # the one model as FedAvg computes it, bit for bit
         everyone = torch.zeros(len(replies.ids), dtype=torch.int64)
-        models = spread(row(group_means(trained, weights, everyone, stack([common])), 0), self.k)
+        models = spread(row(combined(self.aggregate, trained, weights, everyone, stack([common])), 0), self.k)
         alike = state.seeds.alike + 1 if steady(groups, state.seeds.groups) else 1
         if not groups or (alike < self.agree and fed.round + 1 < self.patience):
             alone = dict.fromkeys(vectors, 0)
             return replace(state, models=models, cluster=alone, seeds=Seeds(vectors, groups, alike)), {"seeded": 0}
         mine = torch.tensor([groups[client] for client in replies.ids])
-        models = group_means(trained, weights, mine, models)
+        sent = spread(common, len(replies.ids))
+        models = combined(self.aggregate, trained, weights, mine, models, sent)
         log: Log = {"seeded": 1, "sizes": cluster_sizes(mine, self.k)}
         return replace(state, models=models, cluster=groups, seeds=None, held=fed.round + 1 + self.hold), log
 
@@ -222,6 +225,8 @@ class MDICFL(ModelPerCluster[Distanced]):
         if self.k == 1 or blank:
             undecided = []
         replies, made = self._train_and_sample(state, fed, before, bool(undecided))
+        began = torch.tensor([before[client] for client in replies.ids], dtype=torch.int64)
+        replies = self.usable(fed, replies, take(state.models, began))
         if replies.value is None:
             return state, {}
         log: Log = {}
@@ -237,7 +242,8 @@ class MDICFL(ModelPerCluster[Distanced]):
             outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
             state = replace(state, samples=made.samples, generators=made.generators, outputs=outputs)
         groups = torch.tensor([chosen[client] for client in replies.ids])
-        models = group_means(trained, self._weights(replies.value), groups, state.models)
+        sent = take(state.models, torch.tensor([before[client] for client in replies.ids]))
+        models = combined(self.aggregate, trained, self._weights(replies.value), groups, state.models, sent)
         moved = sum(state.cluster.get(client, new) != new for client, new in chosen.items())
         log |= {"moved": moved, "sizes": cluster_sizes(groups, self.k)}
         return replace(state, models=models, cluster={**state.cluster, **chosen}), log
@@ -331,17 +337,17 @@ class MDICFL(ModelPerCluster[Distanced]):
     def _weights(self, replies: Trained) -> Tensor:
         return replies.size if self.weighting == "samples" else torch.ones_like(replies.size)
 
-    @on_client
+    @on_client("labels", "brightness")
     def introduce(self, c: Cohort, sent: Nothing) -> Introduction:
         """On the client, once, under weak privacy: brightness and label shares."""
         return Introduction(brightness(c.task, c.part("train")), _own_shares(c))
 
-    @on_client
+    @on_client("brightness")
     def show_brightness(self, c: Cohort, sent: Nothing) -> Brightness:
         """On the client, once, under strong privacy: the prior's mean and nothing of the labels."""
         return Brightness(brightness(c.task, c.part("train")))
 
-    @on_client
+    @on_client("labels")
     def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
         """On the client: line 11 of Algorithm 2, the nearest cluster by the own p_i(y)."""
         return Identity(nearest(sent.distances, _own_shares(c), sent.present, self.margin))

@@ -93,7 +93,14 @@ class PANM(PeerMethod[Matching]):
     summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
     node_type: ClassVar[type[Matching]] = Matching
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"weigh": "fixed", "guard": 0.0, "monotone": False, "least_sigma": 0.0, "fill": False}
+        "paper": {
+            "weigh": "fixed",
+            "guard": 0.0,
+            "monotone": False,
+            "least_sigma": 0.0,
+            "fill": False,
+            "aggregate": "mean",
+        }
     }
 
     def __post_init__(self) -> None:
