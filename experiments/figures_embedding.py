@@ -23,10 +23,10 @@ from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.data import SCENARIOS
 from coterie.methods.embedding.bits import Bits, flip, unpack_bits
+from coterie.methods.embedding.clustering.rules import choose
+from coterie.methods.embedding.clustering.ward import ward
 from coterie.methods.embedding.messages import Groups
 from coterie.methods.embedding.method import Embedding
-from coterie.methods.embedding.rules import choose
-from coterie.methods.embedding.ward import ward
 from coterie.models import build_model
 from coterie.report.attack import known_images, picture, reconstruct
 from coterie.runs.config import ScenarioConfig

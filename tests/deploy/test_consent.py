@@ -18,9 +18,9 @@ from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
 from coterie.deploy.consent import SECRET_VARIABLE, Consent, own_secret, refused_words
 from coterie.methods import METHODS
+from coterie.methods.embedding.autoencoder import fresh_encoder
 from coterie.methods.embedding.bits import unpack_bits
 from coterie.methods.embedding.method import Embedding
-from coterie.methods.embedding.pretraining import fresh_encoder
 
 from ..tiny import driven, made, small_net, tiny_digits
 from .wiring import Here, devices, federation, poisoned

@@ -17,14 +17,8 @@ from coterie.core.samples import Samples
 from coterie.core.wire import WireError
 from coterie.data.sources.digits import LEVELS, read_digits
 from coterie.kernel.bridge import KernelTask
-from coterie.methods.embedding.pretraining import (
-    Encoder,
-    default_architecture,
-    fresh_encoder,
-    load_encoder,
-    read_public,
-    train_on_public,
-)
+from coterie.methods.embedding.autoencoder import Encoder, default_architecture, fresh_encoder, load_encoder
+from coterie.methods.embedding.pretraining import read_public, train_on_public
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,11 @@ from coterie.data import Drift, build
 from coterie.data.own import OwnPopulation
 from coterie.data.population import LazyPopulation
 from coterie.data.sources.digits import LEVELS
+from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
 from coterie.methods.embedding.bits import unpack_bits
 from coterie.methods.embedding.messages import Embedded, Groups
 from coterie.methods.embedding.method import Embedding
-from coterie.methods.embedding.pretraining import (
-    Encoder,
-    fresh_encoder,
-    read_public,
-    train_on_public,
-)
+from coterie.methods.embedding.pretraining import read_public, train_on_public
 from coterie.models import build_model
 from coterie.runs.run import run
 from coterie.simulation.faults import Faults

@@ -28,12 +28,7 @@ from coterie.methods.p2p.base import (
 )
 from coterie.methods.p2p.neighbourhood import quality
 from coterie.methods.p2p.network_state import Network
-from coterie.methods.p2p.similarity import (
-    by_direction,
-    by_loss,
-    directions,
-    discriminating,
-)
+from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.simulation import Simulated, in_simulator
 from coterie.methods.p2p.topology import (
     NOBODY,
@@ -42,6 +37,8 @@ from coterie.methods.p2p.topology import (
     peer_keys,
 )
 from coterie.methods.panm.method import PANM
+from coterie.methods.panm.ours import discriminating
+from coterie.methods.panm.similarity import by_direction, directions
 from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator

@@ -9,8 +9,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
-from coterie.methods.embedding.rules import RULES, choose
-from coterie.methods.embedding.split_half import THRESHOLD, split_score
+from coterie.methods.embedding.clustering.rules import RULES, choose
+from coterie.methods.embedding.clustering.split_half import THRESHOLD, split_score
 
 CLASSES = 10
 

@@ -1,4 +1,4 @@
-"""Samples that cluster models believe in, made on the server from nothing but the models (MD-ICFL, section 3.3).
+"""Samples D_j^k that cluster models believe in, made on the server from nothing but the models (section 3.3).
 
 Both ways minimise the cross-entropy of the wanted class plus lambda / 2 times the distance to the prior mean. Norms are
 per sample. The networks are in evaluation mode and stay as they are; only pixels or generators learn.
@@ -24,9 +24,41 @@ from coterie.core.states import (
 )
 from coterie.core.task import Task
 from coterie.kernel import bridge as fast
+from coterie.methods.md_icfl.messages import Distanced
+from coterie.methods.md_icfl.settings import Settings
 
 _TINY = 1e-12  # the norm has no gradient at 0
 _EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class PseudoData:
+    """The data sets D_j^k of all clusters, [K, C, M, ...], and the generators that drew them, where generators did."""
+
+    samples: Tensor
+    generators: Stack | None = None
+
+
+def pseudo_data(settings: Settings, state: Distanced, task: Task, g: torch.Generator) -> PseudoData:
+    """D_j^k by equation 6 (back-search) or 7 (generator), from noise or (ours: warm) from those of the last round."""
+    if settings.prior_mean is not None or not state.means:
+        mean = torch.full((settings.k, 1), settings.prior_mean or 0.0)
+    else:
+        mean = prior_means(state.means, state.cluster, settings.k)
+    goal = Objective(mean, settings.prior, settings.prior_squared, settings.clip)
+    if settings.sampling == "back-search":
+        last = state.samples if settings.warm_steps else None
+        shape = (settings.k, task.classes, settings.per_class, *task.shape)
+        start = torch.randn(shape, generator=g) if last is None else last
+        steps = settings.steps if last is None else settings.warm_steps
+        return PseudoData(back_search(task, state.models, start, goal, steps, settings.search_lr))
+    first, steps = state.generators if settings.generator_warm_steps else None, settings.generator_warm_steps
+    if first is None:
+        steps = settings.generator_steps
+        first = fresh_generators(task.shape, task.classes, mean, settings.noise, settings.generator_hidden, g)
+    lr, batch = settings.generator_lr, settings.generator_batch
+    generators = train_generators(task, state.models, first, goal, steps=steps, lr=lr, batch=batch, g=g)
+    return PseudoData(draw(task, generators, settings.per_class, goal, g), generators)
 
 
 @dataclass(frozen=True)
