@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort, Memory
+from coterie.core.message import Message
 from coterie.core.rng import Key, rng
 from coterie.core.samples import ClientId
 from coterie.core.states import State
@@ -86,15 +87,16 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Question(Generic[P, R]):
-    """What clients are asked, as `Federation.ask` takes it."""
+class Question(Generic[R]):
+    """What clients are asked: `Federation.ask` packs the message, once for every engine.
 
-    function: Callable[[Cohort, P], R]
+    Client i gets row `rows[i]` of the message; without `rows` everyone gets all of it.
+    """
+
+    function: Callable[[Cohort, Any], R]
     ids: Sequence[ClientId]
-    same: P | None
-    each: P | None
+    message: Message
     rows: Sequence[int] | None
-    common: Sequence[str]
     purpose: Purpose
     counted: bool
 
@@ -133,15 +135,17 @@ class Federation(Protocol):
         parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
         nothing passes between a server and its clients, the simulator only makes peers do their own work.
         """
-        question = Question(function, ids, same, each, rows, common, purpose, counted)
+        message = Message.of(each if same is None else same, common)
+        places = None if same is not None else tuple(range(len(ids)) if rows is None else rows)
+        question = Question(function, ids, message, places, purpose, counted)
         replies = self.answer(question)
         self.heard(question, replies)
         return replies
 
-    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+    def heard(self, question: Question[R], replies: Replies[R]) -> None:
         """Replies have come; a federation that counts them does so here."""
 
-    def answer(self, question: Question[P, R]) -> Replies[R]:
+    def answer(self, question: Question[R]) -> Replies[R]:
         """How a federation carries a question; methods call `ask`."""
 
     def refuse(self, client: ClientId, reason: str) -> None:
@@ -166,7 +170,7 @@ class Engine(Federation, Protocol):
     memory: dict[ClientId, Memory]
     tally: Tally = Tally()
 
-    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+    def heard(self, question: Question[R], replies: Replies[R]) -> None:
         """Count what came back of the training."""
         if question.purpose == "train":
             tally = self.tally
