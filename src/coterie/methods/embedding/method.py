@@ -52,7 +52,7 @@ from coterie.methods.embedding.pretraining import (
     train_on_public,
 )
 from coterie.methods.embedding.privacy import check_flip
-from coterie.methods.embedding.rules import choose
+from coterie.methods.embedding.rules import check_rule, choose
 
 SECRET_VARIABLE = "COTERIE_SECRET"
 """What a device mixes into the key of its flips, so that nobody who knows the seed can undo them."""
@@ -143,6 +143,7 @@ class Embedding(ModelPerCluster[Groups]):
         """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
         if fed.task.loss == "mse":
             raise CoterieError("embedding sends a code for each class, and regression has none; take another method.")
+        check_rule(self.rule)  # by the server alone: clients need no package for it
         autoencoder = self._pretrained(fed)
         start = spread(fed.task.init(fed.seed), 1)
         return self._clustered(Groups(autoencoder, start, {}, {}), fed)
