@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Arrival
-from coterie.core.jobs import Letter
+from coterie.core.message import Message
 from coterie.core.rng import rng
 from coterie.core.states import stack
 from coterie.core.task import Task
@@ -150,8 +150,8 @@ def test_impossible_faults_are_refused(settings: dict[str, float], text: str) ->
 
 
 def test_common_parts_of_a_message_go_to_everyone_whole() -> None:
-    letter = Letter.of(Meeting(box(), {"age": torch.arange(3)}, None), common=("inbox/pool",))
-    some = letter.rows([2, 0]).open()
+    message = Message.of(Meeting(box(), {"age": torch.arange(3)}, None), common=("inbox/pool",))
+    some = message.rows([2, 0]).open()
     assert some.node["age"].tolist() == [2, 0]
     assert some.inbox.own.tolist() == [2, 0]
     assert some.inbox.pool.model["w"].tolist() == [0.0, 1.0, 2.0, 3.0]

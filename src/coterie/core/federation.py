@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coterie.core.cohort import Cohort, Memory
 from coterie.core.errors import CoterieError
+from coterie.core.message import Message
 from coterie.core.rng import Key, rng
 from coterie.core.samples import ClientId
 from coterie.core.states import State
@@ -121,15 +122,16 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Question(Generic[P, R]):
-    """What clients are asked, as `Federation.ask` takes it."""
+class Question(Generic[R]):
+    """What clients are asked: `Federation.ask` packs the message, once for every engine.
 
-    function: Callable[[Cohort, P], R]
+    Client i gets row `rows[i]` of the message; without `rows` everyone gets all of it.
+    """
+
+    function: Callable[[Cohort, Any], R]
     ids: Sequence[ClientId]
-    same: P | None
-    each: P | None
+    message: Message
     rows: Sequence[int] | None
-    common: Sequence[str]
     purpose: Purpose
     counted: bool
 
@@ -171,7 +173,9 @@ class Federation(Protocol):
         `meanwhile` is work of the server that needs none of the replies. It is done once, beside the clients' work
         where the federation can, else after it (`functools.cache` lets the method call it again for its result).
         """
-        question = Question(function, ids, same, each, rows, common, purpose, counted)
+        message = Message.of(each if same is None else same, common)
+        places = None if same is not None else tuple(range(len(ids)) if rows is None else rows)
+        question = Question(function, ids, message, places, purpose, counted)
         with nullcontext() if meanwhile is None else done_beside(meanwhile, thread=self.waits):
             replies = self.answer(question)
         self.heard(question, replies)
@@ -182,10 +186,10 @@ class Federation(Protocol):
         """Whether this process leaves time for a thread of the server's while clients work."""
         return True
 
-    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+    def heard(self, question: Question[R], replies: Replies[R]) -> None:
         """Replies have come; a federation that counts them does so here."""
 
-    def answer(self, question: Question[P, R]) -> Replies[R]:
+    def answer(self, question: Question[R]) -> Replies[R]:
         """How a federation carries a question; methods call `ask`."""
 
     def refuse(self, client: ClientId, reason: str) -> None:
@@ -210,7 +214,7 @@ class Engine(Federation, Protocol):
     memory: dict[ClientId, Memory]
     tally: Tally = Tally()
 
-    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+    def heard(self, question: Question[R], replies: Replies[R]) -> None:
         """Count what came back of the training."""
         if question.purpose == "train":
             tally = self.tally

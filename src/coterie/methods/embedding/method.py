@@ -36,7 +36,7 @@ from coterie.methods.embedding.bits import (
     unpack_bits,
 )
 from coterie.methods.embedding.clustering.centroids import Centroids
-from coterie.methods.embedding.clustering.rules import choose
+from coterie.methods.embedding.clustering.rules import check_rule, choose
 from coterie.methods.embedding.drift import with_embeddings
 from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups
 from coterie.methods.embedding.panels import embedding_panels
@@ -59,6 +59,7 @@ class Embedding(Settings):
         """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
         if fed.task.loss == "mse":
             raise CoterieError("embedding sends a code for each class, and regression has none; take another method.")
+        check_rule(self.rule)  # by the server alone: clients need no package for it
         autoencoder = pretrained(self, fed)
         start = spread(fed.task.init(fed.seed), 1)
         return self._clustered(Groups(autoencoder, start, {}, {}), fed)
