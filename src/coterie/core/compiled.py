@@ -13,6 +13,8 @@ from coterie.core.rows import RowMath
 from coterie.core.samples import Samples
 from coterie.core.states import Stack
 
+InputGradients = Callable[[int, Tensor, Tensor], tuple[float, Tensor]]
+"""(model, ready inputs, labels) -> the summed loss and its gradient with respect to the inputs."""
 BACKENDS = ("coterie.kernel.bridge",)
 """Modules that offer `compile_task(task) -> Compiled | Refusal`.
 
@@ -56,3 +58,6 @@ class Compiled(Protocol):
 
     def probabilities(self, models: Stack, inputs: Tensor) -> Tensor:
         """Class probabilities of every model for ready inputs, [K, n, classes]."""
+
+    def input_gradients(self, models: Stack) -> InputGradients:
+        """The gradients of the loss with respect to the inputs, for these models as they are now."""

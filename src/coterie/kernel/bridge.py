@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.core.compiled import Compiled, Refusal
+from coterie.core.compiled import Compiled, InputGradients, Refusal
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import Normalise, Samples
 from coterie.core.states import Stack, State, count, row
@@ -23,11 +23,6 @@ def compile_task(task: Task) -> Compiled | Refusal:
     """The kernel for this task's network, or why it does not take it."""
     net = plan(task.module, task.shape, "cross_entropy" if task.loss == "cross_entropy" else "mse")
     return net if isinstance(net, Refusal) else KernelTask(net, task.loss, task.normalise, task.dtype)
-
-
-def net_of(task: Task) -> Net | None:
-    """The kernel's network where the kernel computes this task."""
-    return task.compiled.net if isinstance(task.compiled, KernelTask) else None
 
 
 @dataclass(frozen=True)
@@ -100,6 +95,11 @@ class KernelTask:
     def probabilities(self, models: Stack, inputs: Tensor) -> Tensor:
         """Class probabilities of every model for ready inputs."""
         return self.net.predict(vectors(self.net, models), inputs.to(self.dtype).contiguous())
+
+    def input_gradients(self, models: Stack) -> InputGradients:
+        """The gradients of the loss with respect to the inputs."""
+        rows = vectors(self.net, models)
+        return lambda model, x, y: self.net.input_gradient(rows[model], x.contiguous(), y.contiguous())
 
     def _inputs(self, samples: Samples) -> Tensor:
         """What the kernel reads: bytes as they are, other numbers in the task's precision."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated federation: dropouts, stragglers, bad replies, joins, departures, attackers."""
+"""What goes wrong in a simulated federation: dropouts, stragglers, bad or lost replies, joins, departures, attacks."""
 
 from __future__ import annotations
 
