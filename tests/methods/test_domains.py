@@ -11,7 +11,6 @@ from torch import Tensor
 
 from coterie.methods.fedcg.domains import (
     Moments,
-    evenness,
     features_of,
     find_domains,
     kmeans,
@@ -22,6 +21,7 @@ from coterie.methods.fedcg.domains import (
     square,
     triangle,
 )
+from coterie.methods.fedcg.panels import evenness
 
 WIDTH = 6
 

@@ -20,6 +20,7 @@ from coterie.core.samples import ClientData
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.methods.fedcg import FedCG, Report
+from coterie.methods.fedcg.averaging import averaged
 from coterie.methods.fedcg.network import export, fedcg
 from coterie.methods.oracle import Oracle
 from coterie.runs.run import Result, run
@@ -114,16 +115,16 @@ def test_residuals_are_averaged_by_the_samples_of_their_domain() -> None:
     counts = torch.tensor([[1, 3, 0], [3, 0, 0]])
     replies = Report({"a.residual": residual}, {}, counts, torch.zeros(2), torch.tensor([4.0, 3.0]))
     previous = {"a.residual": torch.full((3, 1), 9.0)}
-    by_domain = FedCG(domains=3)._averaged(replies, previous, names)["a.residual"]
-    by_client = FedCG(domains=3, averaging="clients")._averaged(replies, previous, names)["a.residual"]
+    by_domain = averaged(FedCG(domains=3), replies, previous, names)["a.residual"]
+    by_client = averaged(FedCG(domains=3, averaging="clients"), replies, previous, names)["a.residual"]
     assert by_domain.flatten().tolist() == pytest.approx([4.0, 2.0, 9.0])
     assert by_client.flatten().tolist() == pytest.approx([19 / 7, 26 / 7, 0.0])
     # domain 1 borrows half of domain 2: half of its three samples trained V[1], the other half V[2], of client 0 alone
     joined = previous | {"adjacency": torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]])}
-    by_reach = FedCG(domains=3, averaging="reach")._averaged(replies, joined, names)["a.residual"]
+    by_reach = averaged(FedCG(domains=3, averaging="reach"), replies, joined, names)["a.residual"]
     assert by_reach.flatten().tolist() == pytest.approx([4.0, 2.0, 0.0])
-    assert FedCG(domains=3)._averaged(replies, joined, names)["a.residual"].equal(by_domain)
-    assert FedCG(domains=3, averaging="reach")._averaged(replies, previous, names)["a.residual"].equal(by_domain)
+    assert averaged(FedCG(domains=3), replies, joined, names)["a.residual"].equal(by_domain)
+    assert averaged(FedCG(domains=3, averaging="reach"), replies, previous, names)["a.residual"].equal(by_domain)
 
 
 @pytest.mark.parametrize("kernel", [True, False])

@@ -52,8 +52,30 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class ModelPerCluster(ServerMethod[S]):
-    """Clients train and use the model of their cluster; which that is the subclasses find out."""
+class ServesClusters(ServerMethod[S]):
+    """Clients use the model of their cluster; which that is and how it is trained the subclasses say."""
+
+    def model_for(self, state: S, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """Each client uses the model of its cluster, one that is in none yet the first."""
+        return state.models, [state.cluster.get(client, 0) for client in ids]
+
+    def clusters(self, state: S, ids: Sequence[ClientId]) -> list[int] | None:
+        """The clusters as the server knows them."""
+        return [state.cluster.get(client, -1) for client in ids]
+
+    def models(self, state: S) -> Mapping[str, State]:
+        """One model per cluster."""
+        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
+
+    def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
+        """A model that no client has chosen is as it began, or as it was left: nobody's."""
+        used = [k for k in range(count(state.models)) if k in clusters] or range(count(state.models))
+        return {f"cluster-{k}": row(state.models, k) for k in used}
+
+
+@dataclass(frozen=True)
+class ModelPerCluster(ServesClusters[S]):
+    """Clients are sent and train the model of their cluster; which that is the subclasses find out."""
 
     @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
@@ -74,23 +96,6 @@ class ModelPerCluster(ServerMethod[S]):
             return state
         chosen = dict(zip(replies.ids, replies.value.cluster.tolist(), strict=True))
         return replace(state, cluster={**state.cluster, **chosen})
-
-    def model_for(self, state: S, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Each client uses the model of its cluster, one that is in none yet the first."""
-        return state.models, [state.cluster.get(client, 0) for client in ids]
-
-    def clusters(self, state: S, ids: Sequence[ClientId]) -> list[int] | None:
-        """The clusters as the server knows them."""
-        return [state.cluster.get(client, -1) for client in ids]
-
-    def models(self, state: S) -> Mapping[str, State]:
-        """One model per cluster."""
-        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
-
-    def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
-        """A model that no client has chosen is as it began, or as it was left: nobody's."""
-        used = [k for k in range(count(state.models)) if k in clusters] or range(count(state.models))
-        return {f"cluster-{k}": row(state.models, k) for k in used}
 
 
 def least_loss(c: Cohort, models: Stack, batch: int = 0) -> Tensor:
@@ -113,7 +118,28 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class ClusterMethod(ModelPerCluster[Clusters]):
+class AverageInClusters(ModelPerCluster[S]):
+    """FedAvg inside the clusters of the state."""
+
+    def train_clusters(self, state: S, fed: Federation) -> Replies[Trained]:
+        """Every sampled client trains the model of its cluster; those that are in none are left out."""
+        ids = [client for client in fed.sample(self.fraction) if client in state.cluster]
+        _, rows = self.model_for(state, ids)
+        replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
+        _, rows = self.model_for(state, replies.ids)
+        return self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
+
+    def averaged(self, state: S, replies: Replies[Trained]) -> S:
+        """The mean of each cluster's clients; a cluster that nobody trained keeps its model."""
+        if replies.value is None:
+            return state
+        groups = torch.tensor(self.model_for(state, replies.ids)[1])
+        models = combined(self.aggregate, replies.value.model, replies.value.size, groups, state.models)
+        return replace(state, models=models)
+
+
+@dataclass(frozen=True)
+class ClusterMethod(AverageInClusters[Clusters]):
     """FedAvg inside given clusters; subclasses say which clients belong together."""
 
     state_type: ClassVar[type[Clusters]] = Clusters
@@ -130,22 +156,7 @@ class ClusterMethod(ModelPerCluster[Clusters]):
 
     def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
         """Sample clients among all, train each on its cluster's model, average inside the clusters."""
-        replies = self.train_clusters(state, fed)
-        return self.averaged(state, replies), {}
-
-    def train_clusters(self, state: Clusters, fed: Federation) -> Replies[Trained]:
-        """Every sampled client trains the model of its cluster."""
-        ids = [client for client in fed.sample(self.fraction) if client in state.cluster]
-        replies = fed.ask(self.train, ids, each=Models(state.models), rows=state.of(ids))
-        return self.usable(fed, replies, take(state.models, torch.tensor(state.of(replies.ids), dtype=torch.int64)))
-
-    def averaged(self, state: Clusters, replies: Replies[Trained]) -> Clusters:
-        """The mean of each cluster's clients; a cluster that nobody trained keeps its model."""
-        if replies.value is None:
-            return state
-        groups = torch.tensor(state.of(replies.ids))
-        models = combined(self.aggregate, replies.value.model, replies.value.size, groups, state.models)
-        return Clusters(models, dict(state.cluster))
+        return self.averaged(state, self.train_clusters(state, fed)), {}
 
 
 def distinct_starts(fed: Federation, k: int, attempt: int = 0) -> Stack:

@@ -1,4 +1,7 @@
-"""IFCA: every client picks, among K models, the one that fits its data (Ghosh et al., 2020)."""
+"""IFCA: every client picks, among K models, the one that fits its data (Ghosh et al., 2020).
+
+Nobody has a cluster before choosing one, and newcomers choose as everybody does, whenever they are asked.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models
 from coterie.methods.clustered import (
     Choice,
-    ClusterMethod,
     Clusters,
+    ServesClusters,
     cluster_sizes,
     distinct_starts,
     least_loss,
@@ -37,7 +40,7 @@ class ChosenAndTrained:
 
 
 @dataclass(frozen=True)
-class IFCA(ClusterMethod):
+class IFCA(ServesClusters[Clusters]):
     """Broadcast K models; s_i = argmin_j F_i(theta_j); train theta_{s_i}; average per cluster (Algorithm 1)."""
 
     k: int = field(default=4, metadata={"help": "number of clusters (K)"})
@@ -50,6 +53,7 @@ class IFCA(ClusterMethod):
     name: ClassVar[str] = "ifca"
     paper: ClassVar[str] = "Ghosh et al. 2020, An efficient framework for clustered federated learning"
     summary: ClassVar[str] = "every client picks the best of K models and trains it"
+    state_type: ClassVar[type[Clusters]] = Clusters
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,10 +62,6 @@ class IFCA(ClusterMethod):
         self._require(self.restarts >= 0, "restarts", "be at least 0")
         possible = 0 <= self.min_share * self.k <= 1 or not self.restarts
         self._require(possible, "min_share", f"be at most 1/k = {1 / max(self.k, 1):.3g} when there are restarts")
-
-    def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
-        """Nobody has a cluster before choosing one."""
-        return {}
 
     def init(self, fed: Federation) -> Clusters:
         """K different models; with `restarts`, drawn anew until each attracts a share of the clients."""
@@ -92,10 +92,6 @@ class IFCA(ClusterMethod):
         known = {**state.cluster, **dict(zip(replies.ids, chosen.tolist(), strict=True))}
         moved = sum(state.cluster.get(client, new) != new for client, new in known.items())
         return Clusters(models, known), {"moved": moved, "sizes": cluster_sizes(chosen, self.k)}
-
-    def admit(self, state: Clusters, fed: Federation, new: Sequence[ClientId]) -> Clusters:
-        """Newcomers choose as everybody does, whenever they are asked."""
-        return state
 
     @on_client("models", "scores")
     def select_and_train(self, c: Cohort, sent: Models) -> ChosenAndTrained:

@@ -18,7 +18,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import row, spread
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log
-from coterie.methods.clustered import ClusterMethod, Clusters
+from coterie.methods.clustered import AverageInClusters, Clusters
 from coterie.methods.embedding.bits import class_means
 
 _STARTS = 10
@@ -51,7 +51,7 @@ class Styled(Clusters):
 
 
 @dataclass(frozen=True)
-class LADD(ClusterMethod):
+class LADD(AverageInClusters[Styled]):
     """Style = mean FFT amplitude in a window around frequency 0; k-means over clients; FedAvg inside the clusters."""
 
     k: int = field(default=0, metadata={"help": "number of clusters; 0: by the best silhouette"})
@@ -72,17 +72,13 @@ class LADD(ClusterMethod):
     name: ClassVar[str] = "ladd"
     paper: ClassVar[str] = "Shenaj et al. 2023, Learning across domains and devices"
     summary: ClassVar[str] = "one-shot clusters by image style (FFT amplitudes) and k-means"
-    state_type: ClassVar[type[Clusters]] = Styled
+    state_type: ClassVar[type[Styled]] = Styled
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.k >= 0, "k", "be at least 0")
         self._require(self.most >= 2, "most", "be at least 2")
         self._require(self.radius >= 0, "radius", "be at least 0")
-
-    def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
-        """Ask for styles, run k-means."""
-        return self._found(fed, ids)[0]
 
     def init(self, fed: Federation) -> Styled:
         """Cluster by style; every cluster starts from the same model."""
@@ -136,22 +132,18 @@ class LADD(ClusterMethod):
             present.append(has if self.missing == "mean" else torch.ones_like(has))
         return Style(torch.stack(styles), torch.stack(present))
 
-    def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
+    def step(self, state: Styled, fed: Federation) -> tuple[Styled, Log]:
         """FedAvg inside the clusters; clients whose style was lost are asked again first."""
-        assert isinstance(state, Styled)
         if not state.cluster:
             state = self._started(fed, row(state.models, 0))
         else:
             state = self.admit(state, fed, [client for client in fed.ids if client not in state.cluster])
         if not state.cluster:
             return state, {}
-        trained = self.averaged(state, self.train_clusters(state, fed))
-        assert isinstance(state, Styled)
-        return replace(state, models=trained.models), {}
+        return self.averaged(state, self.train_clusters(state, fed)), {}
 
-    def admit(self, state: Clusters, fed: Federation, new: Sequence[ClientId]) -> Styled:
+    def admit(self, state: Styled, fed: Federation, new: Sequence[ClientId]) -> Styled:
         """Newcomers go to the nearest style."""
-        assert isinstance(state, Styled)
         if not new or state.centres is None or state.scale is None:
             return state
         replies = fed.ask(self.describe, sorted(new), same=Nothing())

@@ -136,25 +136,22 @@ class Embedding(Settings):
             state = self.admit(state, fed, [client for client in fed.ids if client not in state.cluster])
         if self.reembed and fed.round and fed.round % self.reembed == 0 and state.cluster:
             state, log = self._follow_drift(state, fed)
-        ids = [client for client in fed.sample(self.fraction) if client in state.cluster]
-        replies = fed.ask(self.train, ids, each=Models(state.models), rows=state.of(ids))
-        rows = torch.tensor(state.of(replies.ids), dtype=torch.int64)
-        replies = self.usable(fed, replies, take(state.models, rows))
-        if replies.value is None:
-            return state, log
-        return replace(state, models=self._averaged(state, replies.ids, replies.value, fed.task)), log
+        replies = self.train_clusters(state, fed)
+        after = self.averaged(state, replies)
+        if self.shared and replies.value is not None:
+            names = fed.task.parameters[: self.shared]
+            return replace(after, models=self._with_shared(state, after.models, replies.ids, replies.value, names)), log
+        return after, log
 
-    def _averaged(self, state: Groups, ids: Sequence[ClientId], trained: Trained, task: Task) -> Stack:
-        """FedAvg inside the clusters; in the authors' code the first tensors are averaged over all clusters."""
+    def _with_shared(
+        self, state: Groups, models: Stack, ids: Sequence[ClientId], trained: Trained, names: Sequence[str]
+    ) -> Stack:
+        """The authors' code: the first tensors are averaged over all clusters."""
         groups = torch.tensor(state.of(ids))
-        models = combined(self.aggregate, trained.model, trained.size, groups, state.models)
-        if self.shared:
-            sent = take(state.models, groups)
-            first = {name: tensor[:1] for name, tensor in state.models.items()}
-            base = combined(self.aggregate, trained.model, trained.size, torch.zeros_like(groups), first, sent)
-            for name in task.parameters[: self.shared]:
-                models[name] = base[name].expand_as(models[name]).clone()
-        return models
+        first = {name: tensor[:1] for name, tensor in state.models.items()}
+        sent = take(state.models, groups)
+        base = combined(self.aggregate, trained.model, trained.size, torch.zeros_like(groups), first, sent)
+        return {**models, **{name: base[name].expand_as(models[name]).clone() for name in names}}
 
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
         """Newcomers (and clients whose first embedding was lost) go to the nearest centre, which follows them.

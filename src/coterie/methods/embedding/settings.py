@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 
 from coterie.core.errors import CoterieError
 from coterie.core.optimiser import Optimiser
-from coterie.methods.clustered import ModelPerCluster
+from coterie.methods.clustered import AverageInClusters
 from coterie.methods.embedding.messages import Groups
 from coterie.methods.embedding.privacy import check_flip
 
 
 @dataclass(frozen=True)
-class PaperSettings(ModelPerCluster[Groups]):
+class PaperSettings(AverageInClusters[Groups]):
     """What the paper and its authors' code set. Of the shared settings, fraction is the paper's m (of N clients)."""
 
     autoencoder: str = field(

@@ -1,8 +1,10 @@
-"""Domains of images: groups of clients by their mean features, a student fitted from sums, and measures of collapse."""
+"""Ours, not in the paper: domains of images as groups of clients by their mean features, a student fitted from sums.
+
+`kmeans` serves the paper's baseline of Table 4, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,12 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from coterie.core.panels import (
-    Heatmap,
-    Lines,
-    Panel,
-    Table,
-)
 from coterie.core.rng import torch_rng
 from coterie.core.states import State
 from coterie.core.threads import one_thread_everywhere
@@ -238,28 +234,3 @@ def mix(probabilities: Tensor, rounds: int = 50) -> Tensor:
         told = told / told.sum(1, keepdim=True)
         share = told.mean(0, keepdim=True).clamp_min(1e-3)
     return told.to(probabilities.dtype)
-
-
-def evenness(counts: Tensor) -> float:
-    """The entropy of a histogram relative to its largest: 1 is even, 0 is collapsed to one domain."""
-    shares = counts.double() / counts.sum().clamp_min(1)
-    entropy = -(shares * shares.clamp_min(1e-12).log()).sum()
-    return max(0.0, float(entropy / np.log(len(counts)))) if len(counts) > 1 else 1.0
-
-
-def domain_panels(
-    history: Mapping[str, Sequence[float]], samples: Sequence[float], adjacency: Tensor | None
-) -> list[Panel]:
-    """How evenly domains were used in every round, how much the residuals weigh, and who is joined to whom."""
-    curves = {key: list(history[key]) for key in ("largest domain", "evenness", "agreement") if key in history}
-    if not curves:
-        return []
-    rounds = [float(number + 1) for number in range(len(curves["evenness"]))]
-    shown: list[Panel] = [
-        Lines("how evenly domains are used", rounds, dict(curves)),
-        Lines("weight of the residuals (lambda, mean over layers)", rounds, {"lambda": history["lambda"]}),
-        Table("samples of the last round by domain", ["domain", "samples"], list(enumerate(samples))),
-    ]
-    if adjacency is not None:
-        shown.append(Heatmap("adjacency of the domains", adjacency.tolist()))
-    return shown

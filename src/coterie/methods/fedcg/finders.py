@@ -1,4 +1,4 @@
-"""How FedCG tells domains apart: one class for each value of the setting `find`."""
+"""How FedCG tells domains apart in the paper: a class for each value of the setting `find`, but ours (`features`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coterie.core.aggregate import combined, combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.evaluation import probabilities
-from coterie.core.federation import Federation, Nothing
+from coterie.core.federation import Federation
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import (
     ClientData,
@@ -36,31 +36,13 @@ from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Models
 from coterie.methods.fedcg.classifier import domain_classifier, with_offsets
-from coterie.methods.fedcg.domains import (
-    UNEVEN,
-    Moments,
-    features_of,
-    find_domains,
-    kmeans,
-    mix,
-    pool,
-    posterior,
-    square,
-)
-from coterie.methods.fedcg.equipartition import (
-    MOST_PASSES,
-    first_offsets,
-    is_even,
-    next_offsets,
-)
-from coterie.methods.fedcg.messages import Domains, Report, Sent, Weigh
+from coterie.methods.fedcg.domains import kmeans, mix, pool
+from coterie.methods.fedcg.equipartition import balanced_offsets
+from coterie.methods.fedcg.messages import Domains, Report, Sent
 from coterie.methods.fedcg.wrapping import plain
 
 if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG
-
-_AT_ONCE = 32
-"""So many clients' second moments are held by the server together."""
 
 
 class Finder(ABC):
@@ -110,32 +92,6 @@ class Finder(ABC):
         return state
 
 
-class FeatureFinder(Finder):
-    """Ours: k-means on clients' mean features, and a student fitted from sums."""
-
-    def search(self, state: Domains, fed: Federation) -> Domains:
-        """Every client sends sums of its features once."""
-        if state.student:
-            return state
-        method, moments, ids = self.method, None, sorted(fed.ids)
-        for begin in range(0, len(ids), _AT_ONCE):
-            value = fed.ask(method.describe, ids[begin : begin + _AT_ONCE], same=Nothing()).value
-            if value is not None:
-                some = Moments.of(value.total, square(value.products, method.features), value.size)
-                moments = some if moments is None else moments.plus(some)
-        if moments is None:
-            return state
-        found = find_domains(moments, method.domains, _seed(fed), method.ridge)
-        pooled = found.unevenness <= UNEVEN if method.routing == "auto" else state.pooled
-        return replace(state, student=found.student, pooled=pooled, history={"unevenness": [found.unevenness]})
-
-    def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
-        """The student's posterior."""
-        if not sent.student:
-            return torch.full((len(samples), self.method.domains), 1 / self.method.domains)
-        return posterior(sent.student, features_of(c.task.inputs(samples.x), c.seed, self.method.features))
-
-
 class TeacherFinder(Finder):
     """The paper's teacher and student (section 3.1): two small networks that see single images."""
 
@@ -145,30 +101,11 @@ class TeacherFinder(Finder):
         return replace(state, teacher=classifier.init(fed.seed, 1), student=classifier.init(fed.seed, 2))
 
     def search(self, state: Domains, fed: Federation) -> Domains:
-        """With `balance`, offsets with which a new teacher uses all domains alike over the samples of all clients.
-
-        Ours, after the equipartition of self-labelling (the paper's reference 45), which the paper leaves out: clients
-        send soft assignments summed over their samples, the server answers with offsets of the outputs.
-        """
+        """Ours (`balance`): offsets with which a new teacher uses all domains alike over the samples of all clients."""
         if not self.method.balance or len(state.offsets):
             return state
-        message = Weigh(state.teacher, torch.zeros(self.method.domains, dtype=torch.float64), torch.zeros(()).double())
-        ids, known = sorted(fed.ids), False
-        for _ in range(MOST_PASSES):
-            value = fed.ask(self.method.weigh, ids, same=message).value
-            if value is None:
-                break
-            number = float(value.size.sum())
-            if not known:
-                offsets, sharpness = first_offsets(value.total.sum(0), value.squares.sum(0), number)
-                known = True
-            else:
-                soft = value.soft.sum(0)
-                if is_even(soft):
-                    break
-                offsets = next_offsets(offsets, soft, value.products.sum(0), sharpness)
-            message = Weigh(state.teacher, offsets, sharpness)
-        return replace(state, offsets=message.offsets) if known else state
+        offsets = balanced_offsets(self.method, state.teacher, fed)
+        return state if offsets is None else replace(state, offsets=offsets)
 
     def teacher(self, state: Domains) -> State:
         """The teacher, with its offsets where it has some."""
@@ -238,7 +175,7 @@ class ModelFinder(_KnownFinder):
         replies = self.method.usable(fed, replies, spread(begun, len(replies.ids)))
         if replies.value is None:
             return state
-        labels = kmeans(flat(replies.value.model), self.method.domains, _seed(fed))
+        labels = kmeans(flat(replies.value.model), self.method.domains, domain_seed(fed))
         first = spread(begun, int(labels.max()) + 1)
         equal = torch.ones(len(labels), dtype=torch.float64)
         each = combined(self.method.aggregate, replies.value.model, equal, labels, first)
@@ -282,20 +219,12 @@ class MetadataFinder(_KnownFinder):
         return samples.side
 
 
-FINDERS: dict[str, type[Finder]] = {
-    "features": FeatureFinder,
-    "classifier": TeacherFinder,
-    "models": ModelFinder,
-    "oracle": OracleFinder,
-    "metadata": MetadataFinder,
-}
-
-
 @lru_cache(maxsize=8)
 def _classifier(shape: tuple[int, ...], domains: int, normalise: Normalise, dtype: torch.dtype) -> Task:
     """The task of telling domains apart; made once, because its scratch network is."""
     return Task(partial(domain_classifier, shape, domains), shape, domains, normalise, dtype=dtype)
 
 
-def _seed(fed: Federation) -> int:
+def domain_seed(fed: Federation) -> int:
+    """The seed of k-means."""
     return int(fed.rng("domains").integers(1 << 31))

@@ -2,144 +2,60 @@
 
 The defaults (preset "robust") are ours, inspired by FedCG: residuals for each domain, but no graph, no W, no teacher.
 The preset "paper" is the method as it was written; docs/results/fedcg.md says what was chosen where its words are
-open.
+open. The paper's symbols: theta_a what all domains share and theta_s^d = V the residuals of domain d (`state.model`),
+lambda their weight, A and W the graph's, g_phi the teacher and g_varphi the student (`finders.TeacherFinder`), T
+`teacher_every`. What is ours is in `features`, `domains` and `equipartition`, and in `settings.Settings`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from coterie.core.aggregate import combined, combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import evaluate
-from coterie.core.federation import (
-    Federation,
-    Nothing,
-    Replies,
-    on_client,
-)
+from coterie.core.federation import Federation, Nothing, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Stack,
-    State,
-    spread,
-    stack,
-)
+from coterie.core.states import Stack, State, spread, stack
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
-from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
-from coterie.methods.fedcg.domains import (
-    domain_panels,
-    evenness,
-    features_of,
-    triangle,
-)
-from coterie.methods.fedcg.equipartition import soft_assignments
-from coterie.methods.fedcg.finders import FINDERS, Finder, TeacherFinder
-from coterie.methods.fedcg.graph import FixedAdjacency, Graph, Sigma, WKind, distance_adjacency, fixed_adjacency
-from coterie.methods.fedcg.layers import ResidualStart
+from coterie.methods.base import Assessment, Log, Models, Trained
+from coterie.methods.fedcg.averaging import averaged, samples_by_domain
+from coterie.methods.fedcg.equipartition import weighed
+from coterie.methods.fedcg.features import FeatureFinder, feature_sums
+from coterie.methods.fedcg.finders import Finder, MetadataFinder, ModelFinder, OracleFinder, TeacherFinder
+from coterie.methods.fedcg.graph import FixedAdjacency, Graph, distance_adjacency, fixed_adjacency
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Sums, Weigh, Weighed
 from coterie.methods.fedcg.network import DomainNet, fedcg
+from coterie.methods.fedcg.panels import domain_panels, measures
+from coterie.methods.fedcg.settings import Settings
 from coterie.methods.fedcg.wrapping import Wrapping, plain
 
 _COMMON = ("model", "teacher", "student")
-_LEAST = {"domains": 1, "bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}
+FINDERS: dict[str, type[Finder]] = {
+    "features": FeatureFinder,
+    "classifier": TeacherFinder,
+    "models": ModelFinder,
+    "oracle": OracleFinder,
+    "metadata": MetadataFinder,
+}
+"""What the setting `find` names."""
 
 
 @dataclass(frozen=True)
-class FedCG(ServerMethod[Domains]):
+class FedCG(Settings):
     """z = f_a(x) + lambda f_d(x), the residuals f_d of the domains joined by V <- sigma(A V W) (equations 4 and 5)."""
-
-    domains: int = field(default=4, metadata={"help": "number of domains (D)"})
-    layers: str = field(
-        default="last", metadata={"help": "layers with residuals: last, convolutions, all, or names joined by commas"}
-    )
-    find: Literal["features", "classifier", "models", "oracle", "metadata"] = field(
-        default="features",
-        metadata={
-            "help": "domains from clients' mean features, teacher and student, k-means on clients' models, the true "
-            "groups, or metadata beside the samples"
-        },
-    )
-    graph: Literal["eye", "random", "uniform", "hamming", "distance"] = field(
-        default="eye", metadata={"help": "adjacency A: eye (domains apart), fixed ones, or distance (equation 6)"}
-    )
-    graph_start: Literal["eye", "random", "uniform"] = field(
-        default="eye", metadata={"help": "A of the first round, where it comes from distances"}
-    )
-    beta: float = field(default=0.5, metadata={"help": "what a domain keeps of itself in A"})
-    sharpness: float = field(default=1.0, metadata={"help": "power of the similarities in A; 1 is equation 6"})
-    few: float = field(
-        default=0.0, metadata={"help": "a domain with n samples in a round keeps n / (n + few), at least beta; 0: beta"}
-    )
-    w: WKind = field(
-        default="none",
-        metadata={"help": "W of equation 5: full, low_rank, bottleneck, none, or per_filter (ours: mixes no filters)"},
-    )
-    rank: int = field(default=16, metadata={"help": "rank of a low_rank W; keeps the first V where it is at least D"})
-    w_limit: float = field(default=1.0, metadata={"help": "largest W of a layer, in GiB; more is refused"})
-    bottleneck: int = field(default=16, metadata={"help": "by what the bottleneck divides the parameters"})
-    sigma: Sigma = field(default="none", metadata={"help": "relu on the parameters, none, or on_activation"})
-    scale: float = field(default=1.0, metadata={"help": "first weight of the residuals (lambda)"})
-    start: ResidualStart = field(default="zero", metadata={"help": "first residuals: zero, or random as layers are"})
-    agnostic: bool = field(default=True, metadata={"help": "false: domain-specific layers alone (GCN in the paper)"})
-    averaging: Literal["clients", "domains", "reach"] = field(
-        default="domains",
-        metadata={
-            "help": "average a domain's residuals over the clients that have samples of it (domains), over all "
-            "(clients: copies that nobody trained, too), or by A's reach"
-        },
-    )
-    routing: Literal["auto", "pooled", "mixed", "image"] = field(
-        default="auto",
-        metadata={"help": "domains of a client's images: one, a mixture, each by itself, or (auto) as the data look"},
-    )
-    alone_epochs: int = field(
-        default=20, metadata={"help": "epochs that clients train alone before k-means on their models"}
-    )
-    soft: bool = field(default=True, metadata={"help": "mix residuals by the student's probabilities at test time"})
-    features: int = field(default=256, metadata={"help": "random features that the student sees"})
-    ridge: float = field(default=0.01, metadata={"help": "strength of the student's ridge, per sample"})
-    teacher_every: int = field(default=10, metadata={"help": "rounds after which the student is the teacher (T)"})
-    classifier_lr: float = field(default=1e-4, metadata={"help": "learning rate of the student classifier"})
-    balance: bool = field(
-        default=False, metadata={"help": "have the teacher use all domains alike over the samples of all clients"}
-    )
 
     name: ClassVar[str] = "fedcg"
     paper: ClassVar[str] = "Caldarola et al. 2021, Cluster-driven graph federated learning over multiple domains"
     summary: ClassVar[str] = "one network with residual layers for every domain that is found in the data"
     state_type: ClassVar[type[Domains]] = Domains
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "robust": {},
-        "paper": {
-            "find": "classifier",
-            "graph": "distance",
-            "w": "per_filter",
-            "sigma": "relu",
-            "start": "random",
-            "averaging": "domains",
-            "routing": "image",
-            "aggregate": "mean",
-        },
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for key, least in _LEAST.items():
-            self._require(getattr(self, key) >= least, key, f"be at least {least}")
-        for key in ("sharpness", "ridge", "classifier_lr", "w_limit"):
-            self._require(getattr(self, key) > 0, key, "be above 0")
-        self._require(0 < self.beta <= 1, "beta", "lie in (0, 1]")
-        lives = self.start == "random" or self.sigma == "none"
-        self._require(lives, "start", f"be random with sigma = {self.sigma}, whose slope at zero is zero")
 
     def task(self, task: Task) -> Task:
         """The same task with domain layers in its network."""
@@ -175,25 +91,15 @@ class FedCG(ServerMethod[Domains]):
 
     @on_client("features")
     def describe(self, c: Cohort, sent: Nothing) -> Sums:
-        """On the client: sums of features and of their products."""
-        own = [features_of(c.task.inputs(client.train.x), c.seed, self.features) for client in c.data]
-        return Sums(torch.stack([f.sum(0) for f in own]), torch.stack([triangle(f.T @ f) for f in own]), c.size)
+        """On the client: sums of features and of their products (ours)."""
+        return feature_sums(c, self.features)
 
     @on_client("features")
     def weigh(self, c: Cohort, sent: Weigh) -> Weighed:
-        """On the client: how much of its samples a teacher puts into each domain, and its outputs in sum."""
+        """On the client: how much of its samples a teacher puts into each domain, and its outputs in sum (ours)."""
         finder = TeacherFinder(self)
-        soft, products, total, squares = [], [], [], []
-        for client in c.data:
-            said = finder.log_probabilities(c.task, sent.teacher, client.train)
-            outputs = said - said.mean(1, keepdim=True)
-            own = soft_assignments(outputs, sent.offsets, sent.sharpness)
-            soft.append(own.sum(0))
-            products.append(own.T @ own)
-            total.append(outputs.sum(0))
-            squares.append((outputs**2).sum(0))
-        sums = [torch.stack(each) for each in (soft, products, total, squares)]
-        return Weighed(sums[0], sums[1], sums[2], sums[3], c.size)
+        said = [finder.log_probabilities(c.task, sent.teacher, client.train) for client in c.data]
+        return weighed(said, sent, c.size)
 
     @on_client("models")
     def train_alone(self, c: Cohort, sent: Models) -> Trained:
@@ -214,14 +120,14 @@ class FedCG(ServerMethod[Domains]):
             return state, {}
         net = fed.task.module
         assert isinstance(net, DomainNet)
-        counts = _told(replies.value.counts, replies.value.size).sum(0)
-        model = self._averaged(replies.value, state.model, net.residuals)
+        counts = samples_by_domain(replies.value).sum(0)
+        model = averaged(self, replies.value, state.model, net.residuals)
         if self.graph == "distance":
             theta = torch.cat([model[name].double() for name in net.residuals], dim=1)
             model["adjacency"] = distance_adjacency(
                 theta, self.beta, sharpness=self.sharpness, samples=counts, few=self.few
             ).to(model["adjacency"].dtype)
-        log = self._measures(model, counts, replies.value, net.scales)
+        log = measures(model, counts, replies.value.agreed, net.scales)
         history = {key: [*state.history.get(key, []), value] for key, value in log.items() if isinstance(value, float)}
         after = finder.renewed(state, replies.value, fed.round)
         return replace(after, model=model, samples=counts.tolist(), history={**state.history, **history}), log
@@ -241,39 +147,6 @@ class FedCG(ServerMethod[Domains]):
         counts = [torch.bincount(own, minlength=self.domains) for own in labels]
         agreed = [(own.argmax(1) == label).sum() for own, label in zip(seen, labels, strict=True)]
         return Report(model, finder.distilled(c, sent, labels), torch.stack(counts), torch.stack(agreed), c.size)
-
-    def _averaged(self, replies: Report, previous: State, residuals: Sequence[str]) -> State:
-        """FedAvg (equation 2); V of a domain by its samples, or (reach) by those of all domains that borrow from it.
-
-        With `averaging = "clients"` the untouched copies of clients without samples of a domain are averaged in, too.
-        """
-        model = combined_one(self.aggregate, replies.model, replies.size, previous)
-        if self.averaging == "clients":
-            return model
-        reached = _told(replies.counts, replies.size)
-        if self.averaging == "reach" and "adjacency" in previous:
-            reached = reached @ previous["adjacency"].double()
-        for d in range(self.domains):
-            own = {name: replies.model[name][:, d] for name in residuals}
-            before = {name: previous[name][d : d + 1] for name in residuals}
-            together = torch.zeros(len(reached), dtype=torch.int64)
-            for name, tensor in combined(self.aggregate, own, reached[:, d], together, before).items():
-                model[name][d] = tensor[0]
-        return model
-
-    def _measures(self, model: State, counts: Tensor, replies: Report, lambdas: Sequence[str]) -> Log:
-        """Whether the domains have collapsed, and how much the residuals weigh."""
-        samples = counts.sum().clamp_min(1)
-        scales = [float(model[name]) for name in lambdas]
-        return {
-            "largest domain": float(counts.max() / samples),
-            "evenness": evenness(counts),
-            "agreement": float(replies.agreed.sum() / samples),
-            "lambda": sum(scales) / len(scales) if scales else 1.0,
-            "domains": [float(n) for n in counts / samples],
-            "lambdas": scales,
-            **({"adjacency": model["adjacency"].flatten().tolist()} if "adjacency" in model else {}),
-        }
 
     def assess(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Clients find the domains of their test samples, without their labels, and use the residuals accordingly."""
@@ -302,9 +175,3 @@ class FedCG(ServerMethod[Domains]):
     def panels(self, state: Domains, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Collapse, the weight of the residuals and the adjacency."""
         return domain_panels(state.history, state.samples, state.model.get("adjacency"))
-
-
-def _told(counts: Tensor, size: Tensor) -> Tensor:
-    """Samples by domain, [C, D], which are as many as the client has: nobody weighs more by claiming more of them."""
-    given = counts.double().clamp_min(0)
-    return given * (size.double() / given.sum(1).clamp_min(1))[:, None]
