@@ -32,6 +32,17 @@ def test_links_of_the_pages_beside_the_site_lead_somewhere() -> None:
             assert (ROOT / target).exists(), f"{page.name} links to {target}"
 
 
+def test_files_that_the_pages_name_are_there() -> None:
+    """Of the repository, or of the package without its own name before it."""
+    invented = {"methods/yours.py"}
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        if page.name == "CHANGELOG.md":  # files have had other names
+            continue
+        for name in set(re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp|json))`", page.read_text())) - invented:
+            places = (ROOT / name, ROOT / "src" / name, ROOT / "src/coterie" / name)
+            assert any(place.is_file() for place in places), f"{page.name} names {name}"
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_programs_of_the_first_pages_run_as_they_are(page: str, tmp_path: Path) -> None:
     """In a process of its own, for what another test has imported hides a name that is not there."""
