@@ -14,6 +14,7 @@ from coterie.core.aggregate import (
     FAR,
     HEAVIEST,
     LONGEST,
+    REACH,
     RULES,
     Rule,
     capped,
@@ -47,13 +48,13 @@ def one(rule: Rule, *numbers: float, weights: Tensor | None = None) -> float:
 def test_each_rule_on_five_numbers_and_a_false_one() -> None:
     """Replies 1, 2, 3, 4 and -100, all sent 0.
 
-    mean: -90 / 5 = -18. clipped: lengths 1, 2, 3, 4, 100 have median 3, so that -100 becomes -6: (10 - 6) / 5 = 0.8.
+    mean: -90 / 5 = -18. clipped: lengths 1, 2, 3, 4, 100 have median 3, so that -100 becomes -12: (10 - 12) / 5.
     median: 2. trimmed: a fifth of 5 is 1 from each side, (1 + 2 + 3) / 3 = 2. krum, f = 1: scores are over the
     5 - 1 - 2 = 2 nearest: 1: 1 + 4 = 5; 2: 1 + 1; 3: 1 + 1; 4: 1 + 4; -100: 101^2 + ...; the best four: 2.5.
     """
     numbers = (1.0, 2.0, 3.0, 4.0, -100.0)
     assert one("mean", *numbers) == pytest.approx(-18)
-    assert one("clipped", *numbers) == pytest.approx(0.8)
+    assert one("clipped", *numbers) == pytest.approx(-0.4)
     assert one("median", *numbers) == pytest.approx(2)
     assert one("trimmed", *numbers) == pytest.approx(2)
     assert one("krum", *numbers) == pytest.approx(2.5)
@@ -71,11 +72,11 @@ def test_the_geometric_median_of_three_corners() -> None:
 
 
 def test_clipped_is_around_what_was_sent_to_each() -> None:
-    """Sent 10, 10, 10, 0: updates 1, 1, 1 and 9 (median 1); the last is shortened to 2: (11 + 11 + 11 + 2) / 4."""
+    """Sent 10, 10, 10, 0: updates 1, 1, 1 and 9 (median 1); the last is shortened to 4: (11 + 11 + 11 + 4) / 4."""
     sent = column(10, 10, 10, 0)
     models = column(11, 11, 11, 9)
     found = combined("clipped", models, torch.ones(4), torch.zeros(4, dtype=torch.int64), column(10), sent)
-    assert float(found["w"]) == pytest.approx(35 / 4)
+    assert float(found["w"]) == pytest.approx(37 / 4)
 
 
 def test_nobody_weighs_more_than_three_medians_or_less_than_nothing() -> None:
@@ -87,12 +88,12 @@ def test_nobody_weighs_more_than_three_medians_or_less_than_nothing() -> None:
     )
 
 
-def test_a_heavy_reply_pulls_no_more_than_three_medians() -> None:
-    """Updates 1, 1, 1 with weights 1, and -2 with 10^9, which counts as 3 and pulls 6: shortened to -1.
+def test_a_heavy_reply_pulls_no_more_than_four_medians() -> None:
+    """Updates 1, 1, 1 with weights 1, and -2 with 10^9, which counts as 3 and pulls 6: shortened to -4 / 3.
 
-    (3 - 3 * 1) / 6 = 0. With the weight alone capped it would be (3 - 6) / 6.
+    (3 - 3 * 4 / 3) / 6 = -1 / 6. With the weight alone capped it would be (3 - 6) / 6.
     """
-    assert one("clipped", 1, 1, 1, -2, weights=torch.tensor([1, 1, 1, 1e9])) == pytest.approx(0)
+    assert one("clipped", 1, 1, 1, -2, weights=torch.tensor([1, 1, 1, 1e9])) == pytest.approx(-1 / 6)
 
 
 def test_what_no_honest_client_sends_is_not_used_at_all() -> None:
@@ -208,4 +209,4 @@ def test_the_mean_is_what_the_test_above_would_find(digits: OwnPopulation) -> No
 
 
 def test_the_constants_that_the_numbers_above_were_derived_with() -> None:
-    assert (LONGEST, HEAVIEST, FAR) == (2.0, 3.0, 10.0)
+    assert (LONGEST, HEAVIEST, REACH, FAR) == (4.0, 3.0, 2.0, 10.0)

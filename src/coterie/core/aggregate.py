@@ -15,7 +15,7 @@ Every method that averages models does it here; which rule it uses is the settin
   Pillutla et al. 2022, "Robust aggregation for federated learning").
 
 What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` times the median of its
-cluster; `clipped` lets nobody pull, weight times length, more than that many median pulls; and an update more than
+cluster; `clipped` lets nobody pull, weight times length, more than `LONGEST` median pulls; and an update more than
 `FAR` times as long as the median of all replies of a round is not used at all, neither for the mean nor for finding
 clusters (`too_long`).
 """
@@ -43,10 +43,12 @@ from coterie.core.states import (
 
 Rule = Literal["mean", "clipped", "median", "trimmed", "krum", "geometric"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-LONGEST = 2.0
-"""`clipped` shortens updates to this many median lengths."""
+LONGEST = 4.0
+"""`clipped` shortens updates to this many median lengths. Honest updates reached 3.8 on multi-source-digits."""
 HEAVIEST = 3.0
-"""No reply weighs more than this many median weights, or pulls more than this many median pulls."""
+"""No reply weighs more than this many median weights."""
+REACH = 2.0
+"""Between peers `clipped` goes no farther than this many median distances."""
 FAR = 10.0
 """An update this many times as long as the median is no honest one."""
 FEWEST = 4
@@ -111,7 +113,7 @@ def clip_factors(models: Stack, start: Stack, weights: Tensor, groups: Tensor) -
     """By what each update is multiplied, [C]: 1, or less where its length, or length times weight, is too great."""
     lengths = distances(models, start)
     factors = torch.ones(len(groups), dtype=torch.float64)
-    for limit, amounts in ((LONGEST, lengths), (HEAVIEST, lengths * weights)):
+    for limit, amounts in ((LONGEST, lengths), (LONGEST, lengths * weights)):
         for _, members, middle in _usual(amounts, weights, groups):
             shorter = (limit * middle / amounts[members].clamp_min(_TINY)).clamp_max(1.0)
             factors[members] = torch.minimum(factors[members], shorter)
@@ -196,12 +198,12 @@ def _clipped_bags(
 
 
 def _reach(lengths: Tensor) -> float:
-    """How far a peer goes towards another: `LONGEST` median distances.
+    """How far a peer goes towards another: `REACH` median distances.
 
-    Of few partners most may be false, so (ours) the nearest one counts too: no farther than `LONGEST` squared times it.
+    Of few partners most may be false, so (ours) the nearest one counts too: no farther than `REACH` squared times it.
     """
     apart = lengths[lengths > 0]
-    return LONGEST * min(_middle(apart), LONGEST * float(apart.min())) if len(apart) else 0.0
+    return REACH * min(_middle(apart), REACH * float(apart.min())) if len(apart) else 0.0
 
 
 def _pair_distances(models: Stack, first: Tensor, second: Tensor, math: RowMath | None) -> Tensor:

@@ -41,8 +41,8 @@ class Attackers:
     - `negate`: -5 w in place of every model w.
     - `norm`: -w, as long as the check of replies just allows.
     - `size`: -5 w, and 10^9 samples claimed in the reply; `minus`: the same with a negative number.
-    - `near`: its own model, moved towards 0 by three times the distance between honest neighbours: about as far as
-      `clipped` lets anybody go, so that nothing is gained by sending less than `negate`.
+    - `near`: its own model, moved towards 0 by three times the distance between honest neighbours: no longer than an
+      honest update may be, so that it is not found by its length.
     - `claim`: `near`, and 10^9 samples, which is also what the client said when it joined.
     - `hidden`: number by number, the mean of the honest models less 1.5 of their deviations ("A little is enough",
       Baruch et al. 2019): no longer than an honest update, in a direction that is no client's.
