@@ -27,6 +27,9 @@ MemoryOption = Annotated[
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="file.py:function, where the run's model is not a named one")]
 CertsOption = Annotated[Path | None, typer.Option("--certs", help="a folder of `coterie certs`; without it, no TLS")]
+EpochsOption = Annotated[
+    int, typer.Option("--most-epochs", help="refuse runs that order more local epochs a round (steps: 100 times that)")
+]
 SizeOption = Annotated[int, typer.Option("--max-megabytes", help="the longest message that is accepted")]
 _MEGABYTE = 1 << 20
 
@@ -132,6 +135,7 @@ def join(
     most_questions: Annotated[
         int, typer.Option("--most-questions", help="questions about labels answered in this device's life; 0: any")
     ] = 30,  # as engine.consent.MOST_QUESTIONS
+    most_epochs: EpochsOption = 1000,
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.deploy.flower.client")
@@ -151,7 +155,15 @@ def join(
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
     root = memory or place(Path(".coterie"), name)
-    device = Device(name, client_data(data, name), root, model, secret=own_secret(root), consent=consent)
+    device = Device(
+        name,
+        client_data(data, name),
+        root,
+        model,
+        most_epochs=most_epochs,
+        secret=own_secret(root),
+        consent=consent,
+    )
     with _service(f"{name} has left; what it keeps between rounds is kept."):
         client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
     _say(f"{name}: the run is over")

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from coterie.core.terminal import brief
+
+UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
+"""What reading damaged or hostile bytes can raise, beside the errors of the reader: of missing parts and wrong types,
+numbers of thousands of digits, nesting without end (RecursionError is a RuntimeError), claims of endless length."""
+
 
 class CoterieError(Exception):
     """Something the user can put right. The message is one sentence (what is wrong) plus what to do.
@@ -32,6 +38,7 @@ class Interrupted(Unfinished):
 def unknown(kind: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest existing ones."""
     names = sorted(known)
+    name = brief(name, 100)
     if not names:
         return CoterieError(f"There is no {kind} {name!r}, and there are no others; leave it out.")
     near = get_close_matches(name, names, n=1)

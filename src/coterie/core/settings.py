@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.terminal import shown
 
 T = TypeVar("T")
+_LARGEST = (1 << 64) - 1  # of a seed; nothing else is nearly as large
 
 
 class Quoted(str):
@@ -44,7 +46,7 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         if value not in arguments:
-            raise unknown(f"value of {key}", str(value), map(str, arguments))
+            raise unknown(f"value of {key}", value if isinstance(value, str) else shown(value), map(str, arguments))
         return value
     if origin in (typing.Union, types.UnionType):
         if value is None or value in ("", "none"):
@@ -59,7 +61,7 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
         return readers[kind](value)
     except (ValueError, TypeError, KeyError, OverflowError):
         wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-        raise CoterieError(f"{key} needs {wanted}, not {value!r}.") from None
+        raise CoterieError(f"{key} needs {wanted}, not {shown(value)}.") from None
 
 
 def _sequence(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:
@@ -72,7 +74,7 @@ def _sequence(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ..
     if repeated:
         return tuple(coerce(arguments[0], part, key) for part in value)
     if len(value) != len(arguments):
-        raise CoterieError(f"{key} needs {len(arguments)} values joined by ':', not {value!r}.")
+        raise CoterieError(f"{key} needs {len(arguments)} values joined by ':', not {shown(value)}.")
     return tuple(coerce(kind, part, key) for kind, part in zip(arguments, value, strict=True))
 
 
@@ -86,6 +88,8 @@ def _bool(value: Any) -> bool:
 
 def _int(value: Any) -> int:
     if isinstance(value, (bool, Quoted)) or (isinstance(value, float) and value != int(value)):
+        raise ValueError
+    if not -_LARGEST <= int(value) <= _LARGEST:
         raise ValueError
     return int(value)
 

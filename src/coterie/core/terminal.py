@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def harmless(text: str) -> str:
     """One line in which every character can be seen.
@@ -16,5 +18,21 @@ def harmless(text: str) -> str:
 
 def shortly(value: object, longest: int = 60) -> str:
     """A value from elsewhere as it stands in a sentence: ASCII alone, and not long."""
-    text = ascii(value)
+    return _cut(value, ascii, longest)
+
+
+def shown(value: object, longest: int = 200) -> str:
+    """A value of this machine's user as it stands in a sentence, in the user's own letters."""
+    return _cut(value, repr, longest)
+
+
+def brief(text: str, longest: int = 600) -> str:
+    """A sentence that quotes something from elsewhere, of a length that a log or a terminal can take."""
     return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def _cut(value: object, how: Callable[[object], str], longest: int) -> str:
+    try:
+        return brief(how(value), longest)
+    except (ValueError, RecursionError):  # a number of thousands of digits, lists in lists without end
+        return f"a {type(value).__name__} that is too long to show"

@@ -21,7 +21,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import UNREADABLE, CoterieError
+from coterie.core.terminal import brief
 
 T = TypeVar("T")
 _TENSOR = "$tensor"
@@ -35,7 +36,13 @@ OWN_HEADER_LIMIT = 1 << 27
 
 
 class WireError(CoterieError):
-    """Bytes that are not what they should be: truncated, oversized, of another type, shape or dtype."""
+    """Bytes that are not what they should be: truncated, oversized, of another type, shape or dtype.
+
+    Its text may quote them and goes into logs and to other machines, so its length has a bound.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(brief(text))
 
 
 def laid_out(value: T) -> T:
@@ -197,7 +204,7 @@ def layout_of(
     header = _header(data, header_limit)
     try:
         return {name: (str(h["dtype"]), tuple(h["shape"])) for name, h in header.items() if name != "__metadata__"}
-    except (KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise WireError("A message does not declare its tensors as it should: it is corrupt or not ours.") from error
 
 
@@ -209,7 +216,7 @@ def _header(data: bytes, most: int) -> dict[str, Any]:
         if length > len(data) - 8:
             raise WireError("A message ends before its header does: it was cut off on the way.")
         header = json.loads(data[8 : 8 + length])
-    except (struct.error, ValueError, RecursionError) as error:
+    except (struct.error, *UNREADABLE) as error:
         raise WireError("A message does not begin with a safetensors header: it is corrupt or not ours.") from error
     if not isinstance(header, dict):
         raise WireError("A message does not begin with a safetensors header: it is corrupt or not ours.")
@@ -240,7 +247,7 @@ def parse(
             odd = sorted(paths.keys() ^ loaded.keys())
             raise WireError(f"These bytes do not hold the tensors that they declare: {', '.join(odd[:3])}.")
         return skeleton, {path: _row_by_row(loaded[path]) for path in paths}
-    except (KeyError, TypeError, ValueError, OverflowError, SafetensorError, RuntimeError) as error:
+    except (SafetensorError, *UNREADABLE) as error:
         raise WireError(f"These bytes are not a whole message: {error}.") from error
 
 
@@ -248,7 +255,7 @@ def build(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     """An object of the expected type from parts that somebody else may have made; a `WireError` if they do not fit."""
     try:
         return unpack(kind, skeleton, tensors)
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+    except UNREADABLE as error:
         name = getattr(kind, "__name__", str(kind))
         raise WireError(f"These bytes are not a whole {name}: {error}.") from error
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import UNREADABLE, CoterieError
 from coterie.core.samples import ClientId, Normalise, Samples
 
 Layout = Literal["images", "series"]
@@ -35,6 +35,10 @@ def checked_samples(client: ClientId, x: Any, y: Any, layout: Layout | None = No
         )
     if not len(inputs):
         raise CoterieError(f"Client {client} has no samples; leave it out or give it some.")
+    if not inputs.numel():
+        raise CoterieError(
+            f"Client {client} has inputs of shape {tuple(inputs.shape)}, which hold no numbers; give each some."
+        )
     if labels.dtype.is_floating_point or labels.dtype.is_complex:
         raise CoterieError(f"The labels of client {client} are {_dtype(labels)}; give integers from 0 up.")
     labels = labels.to(torch.int64)
@@ -107,7 +111,7 @@ def _tensor(client: ClientId, what: str, value: Any) -> Tensor:
         return (
             value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=["C", "W"]))
         )
-    except (TypeError, ValueError) as problem:
+    except UNREADABLE as problem:
         raise CoterieError(
             f"The {what} of client {client} are no array of numbers ({problem}); give a numpy array or a tensor."
         ) from problem

@@ -21,6 +21,7 @@ from coterie.core.samples import (
     Population,
     Samples,
 )
+from coterie.core.terminal import shown
 
 from .checks import Layout, checked_classes, checked_groups, checked_samples, measured
 from .partition import by_owner
@@ -220,7 +221,7 @@ def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None, Layout | None
     group = None if "group" not in held else held["group"].item() if held["group"].size == 1 else "?"
     layout = str(held["layout"]) if "layout" in held else None
     if layout not in (None, *get_args(Layout)):
-        raise CoterieError(f"{path} has the layout {layout!r}; write {' or '.join(get_args(Layout))}, or none.")
+        raise CoterieError(f"{path} has the layout {shown(layout)}; write {' or '.join(get_args(Layout))}, or none.")
     arrays = (values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])
     return arrays, group, layout  # type: ignore[return-value]
 

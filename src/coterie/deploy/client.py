@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from coterie.core.jobs import (
 )
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population
+from coterie.core.terminal import shortly
 from coterie.data.own import from_file
 from coterie.data.population import unseen_ids
 from coterie.deploy.boundary import blamed, check_name, checked
@@ -26,6 +28,10 @@ from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Agreement, Hello, Order
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import population_of
+
+MOST_EPOCHS = 1000
+_STEPS_PER_EPOCH = 100
+_LARGEST_SETTING = 1 << 16
 
 
 def client_data(path: Path, name: ClientId) -> Population:
@@ -41,6 +47,28 @@ def client_data(path: Path, name: ClientId) -> Population:
     return population
 
 
+def check_work(method: Any, most_epochs: int) -> None:
+    """Refuse settings with which one order would keep this machine busy for ever, or fill its memory.
+
+    A server chooses how much its clients work. What counts passes over a client's data is bounded by `most_epochs`,
+    what counts single steps by a hundred times as many, and any other whole number by `_LARGEST_SETTING`.
+    """
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        if field.name.endswith("epochs"):
+            most, how = most_epochs, f"join with --most-epochs {shortly(value)} if that is meant"
+        elif field.name.endswith("steps"):
+            most, how = most_epochs * _STEPS_PER_EPOCH, "join with a larger --most-epochs if that is meant"
+        else:
+            most, how = _LARGEST_SETTING, "ask who runs the server"
+        if value > most:
+            raise CoterieError(
+                f"The run sets {field.name} = {shortly(value)}, more than the {most} that this client accepts; {how}."
+            )
+
+
 class Device:
     """A client. What it answers depends on the order, its data and its memory, never on which process answers."""
 
@@ -51,11 +79,12 @@ class Device:
         memory: Path,
         model: str = "",
         *,
+        most_epochs: int = MOST_EPOCHS,
         secret: str | None = None,
         consent: Consent | None = None,
     ) -> None:
         self.name = check_name(name, "--name")
-        self._data, self._root, self._model = data, memory, model
+        self._data, self._root, self._model, self._most_epochs = data, memory, model, most_epochs
         self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[Agreement, Setting] = {}
 
@@ -108,6 +137,7 @@ class Device:
         if agreement.shape != tuple(self._data.shape):
             raise CoterieError(f"The run is about inputs of shape {agreement.shape}, not {tuple(self._data.shape)}.")
         method = agreement.build_method()
+        check_work(method, self._most_epochs)
         task = method.task(agreement.build_task(self._model))
         return Setting(method, task, self._data, agreement.seed, self._secret, self._consent.least_flip)
 

@@ -23,6 +23,7 @@ from coterie.deploy.boundary import (
     Name,
     OneOf,
     Text,
+    blamed,
 )
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
@@ -74,12 +75,19 @@ class Agreement:
     use_kernel: bool = True
 
     def wrong(self) -> str:
-        """Inputs that are larger than any model takes."""
+        """Inputs that are larger than any model takes, or another number of means than of channels."""
+        channels = self.shape[0] if len(self.shape) == 3 else 1
+        if len(self.normalise.mean) not in (1, channels):
+            return f"inputs of shape {self.shape} have {channels} channels, not {len(self.normalise.mean)}"
         return _too_large(self.shape)
 
     def build_method(self) -> ServerMethod[Any]:
         """The method with the settings of this run."""
-        method = from_settings(method_named(self.method), json.loads(self.settings), self.method)
+        with blamed("The settings of the run cannot be used"):
+            settings = json.loads(self.settings)
+            if not isinstance(settings, dict):
+                raise wire.WireError("The settings of the run are no table.")
+            method = from_settings(method_named(self.method), settings, self.method)
         if not isinstance(method, ServerMethod):
             raise CoterieError(f"{self.method} has no server; run it between peers: coterie peer --config ...")
         return method

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.core import wire
+from coterie.core.errors import CoterieError
 from coterie.core.federation import Failure, Question
 from coterie.core.message import Message
 from coterie.core.samples import ClientId
 from coterie.core.states import State
+from coterie.core.terminal import brief
 from coterie.deploy.boundary import blamed
 from coterie.deploy.client import reply_type
 
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32"}
 _MODEL, _MODELS, _CLUSTER = "model", "models", "cluster"
 _LARGEST_COUNT = 1 << 40
+_ENOUGH = 3  # clients that all answer in one form
+_MOST_FORMS = 1000
 
 
 class Expected:
@@ -31,12 +35,23 @@ class Expected:
     the question was about.
     """
 
-    def __init__(self, question: Question[Any], template: State, limit: int) -> None:
+    def __init__(
+        self,
+        question: Question[Any],
+        template: State,
+        limit: int,
+        *,
+        imagine: Callable[[], Message | None] = lambda: None,
+        known: dict[str, str] | None = None,
+    ) -> None:
+        """`imagine` makes the reply of a client that does not exist; `known` are forms that have been found right."""
         self._kind, self._template, self._limit = reply_type(question.function), template, limit
+        self._imagine, self._known = imagine, {} if known is None else known
         sent = question.message.tensors
         self._parts = {path.split("/", 1)[0] for path in sent if "/" in path}
         self._sent = {path: tensor.dtype for path, tensor in sent.items()}
         self._clusters = _largest(sent)
+        self._about = f"{question.function.__name__} {_form(question.message)}"
 
     def read(self, answer: bytes) -> Message | Failure:
         """A client's reply, still packed, or what is wrong with it; its header is judged before a tensor is made."""
@@ -46,11 +61,11 @@ class Expected:
             with blamed("its reply cannot be read"):
                 wrong = self._wrong_layout(wire.layout_of(answer, limit=self._limit))
                 if wrong:
-                    return Failure("wrong shape", wrong)
+                    return Failure("wrong shape", brief(wrong))
                 message = Message.read(answer, self._kind, limit=self._limit)
                 wrong = self._wrong_numbers(message)
-        except wire.WireError as error:
-            return Failure("wrong shape", str(error))
+        except CoterieError as error:
+            return Failure("wrong shape", brief(str(error)))
         return Failure("wrong shape", wrong) if wrong else message
 
     def opened(self, message: Message) -> Any:
@@ -58,8 +73,8 @@ class Expected:
         try:
             with blamed("its reply cannot be read"):
                 return message.open()
-        except wire.WireError as error:
-            return Failure("wrong shape", str(error))
+        except CoterieError as error:
+            return Failure("wrong shape", brief(str(error)))
 
     def _wrong_layout(self, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
         groups: dict[str, set[str]] = {}
@@ -97,28 +112,45 @@ class Expected:
                 continue
             low, high = int(tensor.min()), int(tensor.max())
             most = self._clusters - 1 if path == _CLUSTER else _LARGEST_COUNT
-            if path == _CLUSTER and not -1 <= low <= high <= most:
+            least = -1 if getattr(self._kind, "may_be_nowhere", False) else 0
+            if path == _CLUSTER and not least <= low <= high <= most:
                 return f"{path} is {high if high > most else low}, and there are {self._clusters} clusters"
             if not -_LARGEST_COUNT <= low <= high <= _LARGEST_COUNT:
                 return f"{path} is too large to be true"
         return ""
 
     def alike(self, replies: dict[ClientId, Message], failed: dict[ClientId, Failure]) -> dict[ClientId, Message]:
-        """The replies of the usual form: that of most clients; of two as common, the one with more of the model.
+        """The replies of the right form.
 
-        A form that is not of the type that was asked for has no vote. Where there is one form, that is found out when
-        the replies are opened, together.
+        It is the one that was found right before, when the same was asked; else that of all, if these are three or
+        more; else the one that a client of our own imagination has; and where there is none, that of most clients, of
+        two as common the one with more of the model. A form that is not of the type that was asked for has no vote.
         """
         forms = {client: _form(reply) for client, reply in replies.items()}
-        if len(set(forms.values())) <= 1:
-            return replies
         examples = {form: replies[client] for client, form in forms.items()}
-        refused = {form: value for form, reply in examples.items() if isinstance(value := self.opened(reply), Failure)}
+        refused: dict[str, Failure] = {}
+        if len(examples) > 1:  # where there is one form, that is found out when the replies are opened, together
+            values = {form: self.opened(reply) for form, reply in examples.items()}
+            refused = {form: value for form, value in values.items() if isinstance(value, Failure)}
         votes = Counter(form for form in forms.values() if form not in refused)
-        usual = max(votes, key=lambda form: (votes[form], *self._known_entries(examples[form]), form), default="")
+        usual = self._known.get(self._about) or self._found(votes)
+        if usual is None:
+            usual = max(votes, key=lambda form: (votes[form], *self._known_entries(examples[form]), form), default="")
         other = Failure("wrong shape", "its reply has another form than those of the other clients")
         failed |= {client: refused.get(form, other) for client, form in forms.items() if form != usual}
         return {client: reply for client, reply in replies.items() if forms[client] == usual}
+
+    def _found(self, votes: Counter[str]) -> str | None:
+        """A form that is right beyond doubt, to be remembered."""
+        right = next(iter(votes)) if len(votes) == 1 and votes.total() >= _ENOUGH else None
+        if right is None and votes:
+            imagined = self._imagine()
+            right = None if imagined is None else _form(imagined)
+        if right is None or right not in votes:
+            return None
+        if len(self._known) < _MOST_FORMS:
+            self._known[self._about] = right
+        return right
 
     def _known_entries(self, reply: Message) -> tuple[int, int]:
         """How much of a reply is as the model has it, then how little else it has: one number a client is usual."""

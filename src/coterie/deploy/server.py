@@ -26,6 +26,7 @@ from coterie.core.interrupts import pause
 from coterie.core.message import Message
 from coterie.core.samples import ClientId
 from coterie.core.task import Task
+from coterie.deploy.imagined import imagined
 from coterie.deploy.protocol import Agreement, Hello, Order
 from coterie.deploy.replies import Expected
 
@@ -122,6 +123,7 @@ class RemoteFederation(Engine):
         self._breaks: dict[ClientId, int] = {}
         self._present: tuple[ClientId, ...] = ()
         self._samples: dict[ClientId, int] = {}
+        self._forms: dict[str, str] = {}
         self._gather()
         self._known |= set() if known else set(self._present)
 
@@ -251,7 +253,13 @@ class RemoteFederation(Engine):
         failed: dict[ClientId, Failure],
     ) -> Replies[Any]:
         """Open the replies that have the right form, stack them, refuse the bad ones by name."""
-        expected = Expected(question, self.task.template, self._limit)
+        expected = Expected(
+            question,
+            self.task.template,
+            self._limit,
+            imagine=lambda: imagined(question, self.task, self.round, floats=self._inputs == "floats"),
+            known=self._forms,
+        )
         messages: dict[ClientId, Message] = {}
         for client in ids:
             answer = answers.get(client)

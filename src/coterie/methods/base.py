@@ -63,6 +63,8 @@ class Assessment:
 
     unbounded: ClassVar[tuple[str, ...]] = ("loss",)
     """A model that has diverged has no finite loss: its client says so, and its reply is no broken one."""
+    may_be_nowhere: ClassVar[bool] = True
+    """Whether `cluster` may be -1, which is no cluster; elsewhere it is an index, and must be one."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.core.errors import CoterieError, unknown
+from coterie.core.errors import UNREADABLE, CoterieError, unknown
 from coterie.core.settings import (
     changed_fields,
     coerce,
@@ -17,6 +17,7 @@ from coterie.core.settings import (
     quoted,
     to_toml,
 )
+from coterie.core.terminal import brief, shown
 from coterie.data.checks import Layout
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
@@ -133,8 +134,8 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise CoterieError(f"There is no file {path}.") from None
     except IsADirectoryError:
         raise CoterieError(f"{path} is a folder, not a TOML file; name the file itself.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CoterieError(f"{path} is not a readable TOML file: {error}.") from None
+    except (OSError, *UNREADABLE) as error:
+        raise CoterieError(f"{path} is not a readable TOML file: {brief(str(error))}.") from None
 
 
 def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
     for key in ("settings", *_TABLES):
         if not isinstance(merged.get(key, {}), Mapping):
-            raise CoterieError(f"{key} must be a table ([{key}]), not {merged[key]!r}.")
+            raise CoterieError(f"{key} must be a table ([{key}]), not {shown(merged[key])}.")
     plain = {f.name for f in dataclasses.fields(RunConfig)} - {"settings", *_TABLES}
     for key, value in sorted(assignments.items(), key=lambda each: each[0].startswith(f"{method}.")):  # these win
         table, dot, name = key.partition(".")
@@ -177,7 +178,7 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
             raise unknown("setting", key, fields)
         if key in _TABLES or key == "settings":
             if not isinstance(value, Mapping):
-                raise CoterieError(f"{key} must be a table ([{key}]), not {value!r}.")
+                raise CoterieError(f"{key} must be a table ([{key}]), not {shown(value)}.")
             values[key] = from_settings(_TABLES[key], value, key) if key in _TABLES else dict(value)
         else:
             values[key] = coerce(_PLAIN[key], value, key)

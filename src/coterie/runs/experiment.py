@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from coterie.core import user_code
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import Population
 from coterie.core.task import DRAWING, Task
 from coterie.data import SCENARIOS, Drift, build, from_path
@@ -100,6 +100,8 @@ def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[
 
 def defaults_of(config: RunConfig) -> dict[str, Any]:
     """How a named scenario is trained unless the user says otherwise."""
+    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
+        raise unknown("scenario", config.scenario.name, SCENARIOS)
     return dict(SCENARIOS[config.scenario.name].training) if config.scenario.data is None else {}
 
 

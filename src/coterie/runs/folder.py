@@ -19,10 +19,11 @@ from urllib.parse import quote
 
 from coterie.core import wire
 from coterie.core.cohort import Memory
-from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.errors import UNREADABLE, CoterieError, Unfinished
 from coterie.core.samples import ClientId, Normalise
 from coterie.core.settings import differing
 from coterie.core.states import State
+from coterie.core.terminal import brief, shortly
 from coterie.runs.health import Health
 from coterie.runs.kind import (
     IN_PYTHON,
@@ -227,15 +228,16 @@ class RunFolder:
             progress = wire.unpack(Progress, {**unmarked, **unsealed(path.read_bytes())}, {})
             if progress.method != method:
                 raise CoterieError(
-                    f"The checkpoint in {self.path} is of {progress.method}, not of {method}; "
+                    f"The checkpoint in {self.path} is of {shortly(progress.method)}, not of {method}; "
                     f"run {method} with another --out."
                 )
             self._check_settings(progress, rounds)
             state = self._get("checkpoint", progress.state, kind)
             memory = {client: self._get("checkpoint/memory", name, Memory) for client, name in progress.memory.items()}
-        except (OSError, ValueError, TypeError, wire.WireError) as error:
+        except (OSError, wire.WireError, *UNREADABLE) as error:
             raise CoterieError(
-                f"The checkpoint in {path.parent} cannot be read ({error}); restore it, or start with another --out."
+                f"The checkpoint in {path.parent} cannot be read ({brief(str(error))}); "
+                "restore it, or start with another --out."
             ) from error
         for name, size in (("events.jsonl", progress.events), ("metrics.csv", progress.metrics)):
             if not (self.path / name).is_file() or (self.path / name).stat().st_size < size:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core import wire
-from coterie.core.errors import CoterieError
+from coterie.core.errors import UNREADABLE, CoterieError
 from coterie.core.samples import Normalise
 from coterie.core.states import State
 
@@ -78,12 +78,17 @@ def load_model(path: Path | str, model: nn.Module | Callable[[], nn.Module]) -> 
 
 def _normalise_of(file: Path, data: bytes) -> Normalise:
     (length,) = struct.unpack_from("<Q", data)
-    metadata: dict[str, Any] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    metadata: dict[str, Any] = json.loads(data[8 : 8 + length])["__metadata__"]  # `decode` has found it there
     if _KEY not in metadata:
         warnings.warn(f"{file} does not say how its inputs are normalised; normalise them yourself.", stacklevel=3)
         return Normalise()
-    found: Normalise = wire.unpack(Normalise, json.loads(metadata[_KEY]), {})
-    return found
+    try:
+        found: Normalise = wire.unpack(Normalise, json.loads(metadata[_KEY]), {})
+        if not (len(found.mean) == len(found.std) > 0):
+            raise wire.WireError("It has not as many means as deviations.")
+        return found
+    except (wire.WireError, *UNREADABLE) as error:
+        raise CoterieError(f"{file} does not say properly how its inputs are normalised; save it again.") from error
 
 
 def _form(tensor: Tensor | None) -> tuple[int, ...] | None:

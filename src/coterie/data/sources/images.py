@@ -67,7 +67,7 @@ def decode(path: Path, how: str, *, size: int | None, grey: bool) -> npt.NDArray
             array = np.array(pixels, np.uint8)
     except FileNotFoundError as problem:
         raise missing(path.name, path.parent, how) from problem
-    except (OSError, ValueError, SyntaxError, EOFError) as problem:  # Pillow's ways to say "damaged"
+    except Exception as problem:  # Pillow has many ways to say "damaged", and libraries below it have more
         raise corrupt(path, str(problem) or type(problem).__name__, how) from problem
     return array[None] if grey else np.ascontiguousarray(array.transpose(2, 0, 1))
 

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from coterie.core.errors import UNREADABLE
 from coterie.core.samples import Samples
+from coterie.core.terminal import brief
 
 from .files import corrupt, missing
 
@@ -21,6 +23,9 @@ Rows = npt.NDArray[np.int64]
 
 _SMALLEST_IMAGE = 64
 """So many numbers a row, or more, are a grey image where they are a square number and all in [0, 1]."""
+
+
+_HIGHEST_LABEL = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,10 @@ def _named_part(folder: Path, part: str, how: str) -> NamedPart:
 def _numbers(path: Path, user: str, x: list[Any], how: str) -> npt.NDArray[np.float32]:
     try:
         block = np.asarray(x, np.float32)
-    except (ValueError, TypeError) as problem:
+    except UNREADABLE as problem:
         why = f"the x of user {user} are not rows of equally many numbers"
         raise corrupt(path, why, how) from problem
-    if block.ndim != 2 or not np.isfinite(block).all():
+    if block.ndim != 2 or not block.shape[1] or not np.isfinite(block).all():
         raise corrupt(path, f"the x of user {user} are not rows of finite numbers", how)
     return block
 
@@ -134,27 +139,29 @@ def _users(folder: Path, part: str, how: str) -> Iterator[tuple[Path, str, list[
     """One user after another, one file in memory at a time. Users without samples are left out."""
     where = _data(folder) / part
     seen: set[str] = set()
+    some = False
     for path in sorted(where.glob("*.json")):
         try:
             body = json.loads(path.read_bytes())
             entries = {str(user): body["user_data"][user] for user in body["users"]}
             pairs = {user: (list(entry["x"]), list(entry["y"])) for user, entry in entries.items()}
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            why = f"it is no LEAF file: {type(problem).__name__}: {problem}"
+        except (OSError, *UNREADABLE) as problem:
+            why = f"it is no LEAF file: {type(problem).__name__}: {brief(str(problem))}"
             raise corrupt(path, why, how) from problem
         del body, entries
         for user, (x, y) in pairs.items():
             if len(x) != len(y):
                 raise corrupt(path, f"user {user} has {len(x)} x and {len(y)} y", how)
-            if not all(isinstance(label, int) and label >= 0 for label in y):
-                raise corrupt(path, f"the y of user {user} are not all whole numbers from 0 up", how)
+            if not all(isinstance(label, int) and 0 <= label <= _HIGHEST_LABEL for label in y):
+                raise corrupt(path, f"the y of user {user} are not all whole numbers from 0 to {_HIGHEST_LABEL}", how)
             if user in seen:
                 raise corrupt(path, f"user {user} is in two places", how)
             seen.add(user)
             if x:
+                some = True
                 yield path, user, x, y
-    if not seen:
-        raise missing("user in any *.json file", where, how)
+    if not some:
+        raise missing("user with samples in any *.json file", where, how)
 
 
 def _data(folder: Path) -> Path:

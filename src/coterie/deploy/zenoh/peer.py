@@ -170,7 +170,7 @@ class Deployed(RoundMethod[PeerState]):
                 with blamed("its answer cannot be read"):
                     _check_layout(data, fed.task.template, self.swarm.limit)
                     answers[key] = _with_axis(wire.decode(data, Answers, limit=self.swarm.limit))
-            except wire.WireError as error:
+            except CoterieError as error:
                 fed.refuse(names[key], str(error))
         return answers
 

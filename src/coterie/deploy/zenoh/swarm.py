@@ -23,6 +23,7 @@ from coterie.core.interrupts import pause
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import (
     LATEST,
+    LONGEST_TEXT,
     blamed,
     checked,
     whole_number,
@@ -40,6 +41,7 @@ _HISTORY = 64  # answers of so many rounds are kept for peers that are behind
 _MOST_WAITING = 4096
 _SOON = 2
 _LONGEST_WAIT = 3_600_000  # milliseconds
+_LONGEST_SIGNATURE = 1000
 
 
 class Swarm:
@@ -134,8 +136,9 @@ class Swarm:
 
     def _on_progress(self, sample: Any) -> None:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
-        if len(sample.payload) > 60 or name == self.name:
-            return
+        attached = 0 if sample.attachment is None else len(sample.attachment)
+        if len(sample.payload) > 60 or attached > _LONGEST_SIGNATURE or name == self.name:
+            return  # what is held until somebody has introduced itself is short
         text = sample.payload.to_bytes()
         signature = b"" if sample.attachment is None else sample.attachment.to_bytes()
         # believed, or not, when it has introduced itself
@@ -236,7 +239,7 @@ class Swarm:
     def ask(self, what: str, names: Sequence[ClientId]) -> dict[ClientId, str]:
         """A short text from each of these peers; those that do not answer are missing."""
         asked = [(name, f"told/{quote(name, safe='')}?{what}") for name in names]
-        found = self._get(asked, _QUESTION_SECONDS, introduced=what == "hello")
+        found = self._get(asked, _QUESTION_SECONDS, LONGEST_TEXT, introduced=what == "hello")
         return {name: data.decode(errors="replace") for name, data in found.items() if data}
 
     def hellos(self, names: Sequence[ClientId]) -> dict[ClientId, Hello]:
@@ -260,12 +263,12 @@ class Swarm:
     def fetch(self, round: int, names: Sequence[ClientId], *, start: bool, seconds: float) -> dict[ClientId, bytes]:
         """The models of these peers, of those that answer in time."""
         asked = [(name, f"model/{quote(name, safe='')}?{round};{int(start)};{int(1000 * seconds)}") for name in names]
-        found = self._get(asked, seconds)
+        found = self._get(asked, seconds, self.limit)
         self.received += sum(map(len, found.values()))
         return found
 
     def _get(
-        self, questions: Sequence[tuple[ClientId, str]], seconds: float, *, introduced: bool = False
+        self, questions: Sequence[tuple[ClientId, str]], seconds: float, most: int, *, introduced: bool = False
     ) -> dict[ClientId, bytes]:
         """Ask all at once; take what has come when the time is over. What is said in another's name does not count."""
         found: dict[ClientId, bytes] = {}
@@ -284,7 +287,7 @@ class Swarm:
                     return
                 try:
                     with blamed("its answer cannot be read"):
-                        found.setdefault(name, self._believed(name, about, reply.ok, introduced))
+                        found.setdefault(name, self._believed(name, about, reply.ok, most, introduced))
                     end(about)  # whoever else uses this name need not be waited for
                 except CoterieError as error:
                     self._presence.turn_away(name, str(error))
@@ -300,10 +303,10 @@ class Swarm:
             open_.acquire(timeout=max(until - time.monotonic(), 0.001))
         return dict(found)
 
-    def _believed(self, name: ClientId, about: str, sample: Any, introduced: bool) -> bytes:
+    def _believed(self, name: ClientId, about: str, sample: Any, most: int, introduced: bool) -> bytes:
         """An answer's bytes, once their number and their signature are right."""
-        if len(sample.payload) > self.limit:
-            raise Impostor(f"it sends {len(sample.payload)} bytes, more than the {self.limit} allowed")
+        if len(sample.payload) > most:
+            raise Impostor(f"it sends {len(sample.payload)} bytes, more than the {most} allowed")
         data: bytes = sample.payload.to_bytes()
         if self._identity is not None:
             shown = b"" if sample.attachment is None else sample.attachment.to_bytes()

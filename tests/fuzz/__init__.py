@@ -1,0 +1,1 @@
+"""Mutated input for every place where bytes from elsewhere come in."""

@@ -1,0 +1,153 @@
+"""What a server can order of a client, and what a client can answer: whole steps of several methods."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from coterie.core.federation import Failure, Purpose
+from coterie.data.own import OwnPopulation
+from coterie.deploy.client import Device
+from coterie.deploy.protocol import Hello, Order, to_text
+from coterie.deploy.server import RemoteFederation
+
+from ..deploy.wiring import agreement, task_of
+from ..tiny import made
+from .door import Door
+from .mutations import (
+    other_numbers,
+    spoilt_json,
+    spoilt_wire,
+)
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "scaffold": {},
+    "ifca": {"k": 2},
+    "fedcg": {"domains": 2},
+    "ladd": {},
+    "embedding": {"encoder_rounds": 1, "encoder_steps": 2},
+    "md-icfl": {"k": 2, "steps": 2, "warm_steps": 1, "generator_steps": 2, "generator_warm_steps": 1},
+}
+
+
+class _Recorder:
+    """Carries one round of a method to clients in this process, and keeps what was sent and answered."""
+
+    def __init__(self, devices: Mapping[str, Device]) -> None:
+        self.devices, self.sent = devices, list[tuple[str, bytes, bytes]]()
+        self.answer: bytes | None = None
+
+    def look(self) -> Mapping[str, Hello]:
+        return {name: device.hello for name, device in self.devices.items()}
+
+    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, bytes | Failure]:
+        answers: dict[str, bytes | Failure] = {}
+        for name, payload in payloads.items():
+            answers[name] = reply = self.devices[name].perform(to_text(order), payload)
+            self.sent.append((to_text(order), payload, reply))
+        return answers
+
+    def tell(self, client: str, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def clients(population: OwnPopulation, folder: Path) -> list[Door]:
+    """What a server can order of a client: a real order with its message, for several methods."""
+    name = population.ids[0]
+    doors = []
+    for method, settings in METHODS.items():
+        learnt = made(method, **{"epochs": 1, **settings})
+        recorder = _Recorder({name: Device(name, population, folder / "recorded") for name in population.ids[:2]})
+        agreed = agreement(learnt, population)
+        fed = RemoteFederation(task_of(agreed), agreed, recorder, patience=0.0)
+        state, _ = learnt.step(learnt.init(fed), fed)
+        learnt.assess(state, fed, fed.ids)
+        kinds = {json.loads(order)["action"]: _pair(order.encode(), payload) for order, payload, _ in recorder.sent}
+        device = Device(name, population, folder / "memory" / method)
+        doors.append(Door(f"client {method}", tuple(kinds.values()), _spoilt_pair, _performing(device)))
+    return doors
+
+
+def _performing(device: Device) -> Callable[[bytes], object]:
+    def perform(data: bytes) -> bytes:
+        order, payload = _unpaired(data)
+        return device.perform(order.decode(errors="replace"), payload, limit=1 << 22)
+
+    return perform
+
+
+def _pair(first: bytes, second: bytes) -> bytes:
+    return struct.pack("<I", len(first)) + first + second
+
+
+def _unpaired(data: bytes) -> tuple[bytes, bytes]:
+    length = int.from_bytes(data[:4], "little")
+    return data[4 : 4 + length], data[4 + length :]
+
+
+def _spoilt_pair(random: Random, data: bytes) -> bytes:
+    order, payload = _unpaired(data)
+    how = random.random()
+    if how < 0.3:  # what the method is set to
+        found = json.loads(order)
+        settings = json.loads(found["agreement"]["settings"])
+        settings[random.choice(list(settings))] = random.choice((1 << 10, 1 << 20, 10**9, -1, 0, 1, 0.5, 1e9, "x", []))
+        found["agreement"]["settings"] = json.dumps(settings)
+        return _pair(json.dumps(found).encode(), payload)
+    if how < 0.65:
+        return _pair(spoilt_json(random, order), payload)
+    return _pair(order, spoilt_wire(random, payload))
+
+
+def _lying(random: Random, data: bytes) -> bytes:
+    """Spoilt bytes, or a well-formed reply with other numbers, another shape or another dtype."""
+    return spoilt_wire(random, data) if random.random() < 0.4 else other_numbers(random, data)
+
+
+class _Forger(_Recorder):
+    """The same, but one client's answer to one question is replaced by a forged one."""
+
+    def __init__(self, devices: Mapping[str, Device], whose: str) -> None:
+        super().__init__(devices)
+        self.whose, self.replies = whose, dict[tuple[str, bytes], bytes]()
+
+    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, bytes | Failure]:
+        answers: dict[str, bytes | Failure] = {}
+        for name, payload in payloads.items():
+            known = (f"{name} {order.action}", payload)
+            if known not in self.replies:
+                self.replies[known] = self.devices[name].perform(to_text(order), payload)
+            forged = self.answer is not None and name == self.whose
+            answers[name] = self.answer if forged and self.answer is not None else self.replies[known]
+            self.sent.append((order.action, payload, self.replies[known]))
+        return answers
+
+
+def servers(population: OwnPopulation, folder: Path, clients: int) -> list[Door]:
+    """What a client can answer a server: a whole step of the method, with one of so many clients lying."""
+    doors = []
+    for method, settings in METHODS.items():
+        learnt = made(method, **{"epochs": 1, **settings})
+        names = population.ids[:clients]
+        forger = _Forger({name: Device(name, population, folder / method) for name in names}, names[0])
+        agreed = agreement(learnt, population)
+        fed = RemoteFederation(task_of(agreed), agreed, forger, patience=0.0)
+        start = learnt.init(fed)
+        forger.sent.clear()
+        learnt.step(start, fed)
+        seeds = {action: reply for action, _, reply in forger.sent}
+
+        def step(data: bytes, learnt: Any = learnt, fed: Any = fed, forger: Any = forger, start: Any = start) -> None:
+            fed.begin(fed.round + 300)  # whoever had broken the rules is asked again
+            fed.failures.clear()
+            forger.answer = data
+            learnt.step(start, fed)
+
+        doors.append(Door(f"reply {method}, 1 of {clients}", tuple(seeds.values()), _lying, step))
+    return doors
