@@ -57,9 +57,7 @@ def test_all_that_is_missing_is_said_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_name_that_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compat._MODULES, "Unheard", "flwr.superlink.grid")
-    with pytest.raises(
-        CoterieError, match=r"has no flwr\.superlink\.grid\.Unheard, .* 'coterie\[flower\]'"
-    ):
+    with pytest.raises(CoterieError, match=r"has no flwr\.superlink\.grid\.Unheard, .* 'coterie\[flower\]'"):
         _ = compat.Unheard  # type: ignore[attr-defined]
 
 
