@@ -12,8 +12,8 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import calinski_harabasz_score
 
 from coterie.core.rng import rng
-from coterie.methods.embedding.rules import choose
-from coterie.methods.embedding.ward import ward
+from coterie.methods.embedding.clustering.rules import choose
+from coterie.methods.embedding.clustering.ward import ward
 
 CLIENTS, CLASSES, CODE, GROUPS = 3_550, 62, 20, 4
 THRESHOLDS = 43

@@ -13,14 +13,9 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import Samples
 from coterie.data import build
 from coterie.data.sources.digits import LEVELS as GREYS
+from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder, load_encoder
 from coterie.methods.embedding.method import Embedding
-from coterie.methods.embedding.pretraining import (
-    Encoder,
-    fresh_encoder,
-    load_encoder,
-    read_public,
-    train_on_public,
-)
+from coterie.methods.embedding.pretraining import read_public, train_on_public
 from coterie.methods.fedavg import FedAvg
 from coterie.models import build_model
 from coterie.report.attack import (

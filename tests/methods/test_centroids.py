@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.core.rng import rng
-from coterie.methods.embedding.centroids import Centroids
+from coterie.methods.embedding.clustering.centroids import Centroids
 
 
 def bits(seed: int, clients: int, length: int = 40) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

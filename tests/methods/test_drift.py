@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.rng import rng
-from coterie.methods.embedding.centroids import Centroids
-from coterie.methods.embedding.drift import Followed, follow, nearest
+from coterie.methods.embedding.clustering.centroids import Centroids, Followed, nearest
+from coterie.methods.embedding.drift import follow
 
 CLASSES, LENGTH = 10, 200
 PATTERNS = rng(0, "patterns").integers(0, 2, (4, LENGTH)).astype(np.uint8)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.core.rng import rng
-from coterie.methods.panm.em import PAPER, Rules, same_group
+from coterie.methods.panm.matching import same_group
+from coterie.methods.panm.ours import PAPER, Rules
 
 OURS = Rules(guard=0.0, monotone=True, least_sigma=1e-3)
 

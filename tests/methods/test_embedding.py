@@ -27,15 +27,11 @@ from coterie.data import Drift, build
 from coterie.data.own import OwnPopulation
 from coterie.data.population import LazyPopulation
 from coterie.data.sources.digits import LEVELS
+from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
 from coterie.methods.embedding.bits import unpack_bits
 from coterie.methods.embedding.messages import Embedded, Groups
-from coterie.methods.embedding.method import SECRET_VARIABLE, Embedding
-from coterie.methods.embedding.pretraining import (
-    Encoder,
-    fresh_encoder,
-    read_public,
-    train_on_public,
-)
+from coterie.methods.embedding.method import Embedding
+from coterie.methods.embedding.pretraining import read_public, train_on_public
 from coterie.models import build_model
 from coterie.runs.run import run
 from coterie.simulation.faults import Faults
@@ -143,15 +139,15 @@ def test_bits_are_those_of_the_formula(rotated: LazyPopulation, autoencoder: Enc
 
 
 def test_asked_again_a_client_answers_the_same_unless_its_secret_changes(
-    rotated: LazyPopulation, autoencoder: Encoder, monkeypatch: pytest.MonkeyPatch
+    rotated: LazyPopulation, autoencoder: Encoder
 ) -> None:
     method, task = Embedding(flip=0.3), Task.of(net, rotated)
     ids = rotated.ids[:2]
     data = tuple(rotated.client(client) for client in ids)
     first, later = (method.embed(Cohort(ids, task, data, round=at), autoencoder.half).bits for at in (0, 7))
     assert torch.equal(first, later)
-    monkeypatch.setenv(SECRET_VARIABLE, "only this device knows")
-    assert not torch.equal(first, method.embed(Cohort(ids, task, data), autoencoder.half).bits)
+    device = Cohort(ids, task, data, secret="only this device knows")
+    assert not torch.equal(first, method.embed(device, autoencoder.half).bits)
 
 
 def test_each_client_may_have_its_own_flip_probability(rotated: LazyPopulation, autoencoder: Encoder) -> None:

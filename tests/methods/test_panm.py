@@ -23,8 +23,9 @@ from coterie.methods.p2p.topology import (
     peer_key,
     peer_keys,
 )
-from coterie.methods.panm.em import PAPER
-from coterie.methods.panm.method import PANM, Matching
+from coterie.methods.panm.method import PANM
+from coterie.methods.panm.ours import PAPER
+from coterie.methods.panm.settings import Matching
 from coterie.models import build_model
 from coterie.runs.run import run
 from coterie.simulation.faults import Faults
@@ -187,7 +188,7 @@ def test_only_measuring_rounds_ask_for_the_change() -> None:
 
 def test_the_papers_preset_has_nothing_of_ours() -> None:
     literal = PANM.preset("paper")
-    assert (literal.weigh, literal.fill, literal._rules) == ("fixed", False, PAPER)
+    assert (literal.weigh, literal.fill, literal.rules) == ("fixed", False, PAPER)
 
 
 def test_identical_peers_have_no_direction(digits: OwnPopulation) -> None:

@@ -15,7 +15,6 @@ from coterie.core.federation import Federation
 from coterie.core.states import Stack, row, stack
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.kernel import bridge as fast
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
 from coterie.methods.p2p.base import (
@@ -29,12 +28,7 @@ from coterie.methods.p2p.base import (
 )
 from coterie.methods.p2p.neighbourhood import quality
 from coterie.methods.p2p.network_state import Network
-from coterie.methods.p2p.similarity import (
-    by_direction,
-    by_loss,
-    directions,
-    discriminating,
-)
+from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.simulation import Simulated, in_simulator
 from coterie.methods.p2p.topology import (
     NOBODY,
@@ -43,6 +37,8 @@ from coterie.methods.p2p.topology import (
     peer_keys,
 )
 from coterie.methods.panm.method import PANM
+from coterie.methods.panm.ours import discriminating
+from coterie.methods.panm.similarity import by_direction, directions
 from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
@@ -143,7 +139,7 @@ def test_the_kernel_and_torch_agree_on_directions_and_means() -> None:
     assert torch.allclose(fast_one, plain, rtol=0, atol=1e-12)
     assert int((plain != 0).sum()) == int(box.mask.sum())
     chosen = box.mask & (index != 2)
-    mixed, mean = (aggregate(box, chosen, fast.library_of(task)) for task in tasks)
+    mixed, mean = (aggregate(box, chosen, task.row_math) for task in tasks)
     assert max(float((mixed[n] - mean[n]).abs().max()) for n in origin) < 1e-12
 
 

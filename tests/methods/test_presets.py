@@ -18,7 +18,7 @@ from coterie.methods.md_icfl.method import MDICFL
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import defaults_of
 
-TRAINING = {f.name for f in dataclasses.fields(LocalTraining)}
+TRAINING = {f.name for f in dataclasses.fields(LocalTraining)} - {"aggregate"}
 PRESETS = [(name, preset) for name, kind in METHODS.items() for preset in kind.presets]
 
 
@@ -43,6 +43,12 @@ def test_a_paper_that_says_how_clients_train_says_all_of_it(name: str, preset: s
     """All fields of local training or none: a rate without its optimiser meets the scenario's (Adam at 0.1)."""
     said = TRAINING & set(METHODS[name].expand({"preset": preset}, scenario))
     assert said in (set(), TRAINING)
+
+
+@pytest.mark.parametrize(("name", "preset"), [each for each in PRESETS if each[1] == "paper"])
+def test_the_papers_average_plainly(name: str, preset: str) -> None:
+    """Robust averages are ours; no paper of the four has one."""
+    assert METHODS[name].presets[preset]["aggregate"] == "mean"
 
 
 def test_on_rotated_mnist_the_paper_of_md_icfl_does_not_train_with_adam() -> None:

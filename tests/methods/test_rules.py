@@ -10,10 +10,10 @@ from sklearn.metrics import adjusted_rand_score
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
 from coterie.core.task import Task
-from coterie.methods.embedding import rules
+from coterie.methods.embedding.clustering import rules
+from coterie.methods.embedding.clustering.rules import RULES, choose
+from coterie.methods.embedding.clustering.split_half import THRESHOLD, split_score
 from coterie.methods.embedding.method import Embedding
-from coterie.methods.embedding.rules import RULES, choose
-from coterie.methods.embedding.split_half import THRESHOLD, split_score
 from coterie.simulation.simulator import Simulator
 
 from ..tiny import small_net, tiny_digits

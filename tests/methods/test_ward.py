@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score, calinski_harabasz_score, silhou
 
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
-from coterie.methods.embedding.ward import silhouettes, squared_distances, ward
+from coterie.methods.embedding.clustering.ward import silhouettes, squared_distances, ward
 
 
 def blobs(seed: int, groups: int, each: int, length: int = 60, noise: float = 0.1) -> NDArray[np.uint8]:

@@ -13,7 +13,6 @@ import pytest
 
 from coterie.data.own import OwnPopulation
 from coterie.runs.folder import read_metrics
-
 from tests.conftest import Command
 
 SMALL = (

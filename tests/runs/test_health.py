@@ -10,14 +10,13 @@ import pytest
 from torch import nn
 
 import coterie
-from coterie.data.describe import largest_share
 from coterie.core.errors import NothingLearnt
 from coterie.core.federation import Failure, Tally
-from coterie.runs.health import Health
-from coterie.runs.judge import Judgement
 from coterie.core.states import flat, stack
 from coterie.core.task import Task
-
+from coterie.data.describe import largest_share
+from coterie.runs.health import Health
+from coterie.runs.judge import Judgement
 from tests.tiny import Rows, rows
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from coterie.data.own import OwnPopulation
 from coterie.core.errors import CoterieError
+from coterie.data.own import OwnPopulation
 from coterie.runs.folder import read_metrics
 from coterie.runs.run import run
-
 from tests.conftest import Command, Said
 from tests.tiny import StopAt, made, small_net
 

@@ -22,18 +22,18 @@ import pytest
 import torch
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, Scores
+from coterie.core.cohort import Cohort
+from coterie.core.errors import CoterieError
+from coterie.core.evaluation import Scores
+from coterie.core.states import State
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.simulation.faults import Faults
-from coterie.simulation.simulator import EngineOptions
-from coterie.core.errors import CoterieError
+from coterie.methods import METHODS
 from coterie.runs.experiment import config_of, resume
 from coterie.runs.folder import METRICS, RunFolder, read_metrics
-from coterie.methods import METHODS
 from coterie.runs.run import run
-from coterie.core.states import State
-
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions
 from tests.conftest import Command
 from tests.tiny import (
     Rows,

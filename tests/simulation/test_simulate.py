@@ -38,11 +38,11 @@ class Seen:
 class Asking(FedAvg):
     """Client functions that show what reaches them."""
 
-    @on_client
+    @on_client("models")
     def echo(self, c: Cohort, sent: Number) -> Seen:
         return Seen(sent.number.expand(len(c)).double() if sent.number.dim() == 0 else sent.number.double(), c.size)
 
-    @on_client
+    @on_client("models")
     def count(self, c: Cohort, sent: Nothing) -> Number:
         times = c.recall_tensor("times", torch.zeros(len(c))) + 1
         c.keep("times", times)

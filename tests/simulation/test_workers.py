@@ -38,7 +38,7 @@ class Deadly(FedAvg):
 
     deaths: str = ""
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         if "c4" in c.ids:
             for file in sorted(Path(self.deaths).iterdir()):
@@ -51,7 +51,7 @@ class Deadly(FedAvg):
 class Failing(FedAvg):
     """FedAvg with a mistake in it."""
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         return Trained(sent.models, c.no_such_thing)  # type: ignore[attr-defined]
 
@@ -60,7 +60,7 @@ class Failing(FedAvg):
 class Refusing(FedAvg):
     """FedAvg whose clients have something to say to the user."""
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         raise CoterieError("The client's battery is empty; charge it.")
 

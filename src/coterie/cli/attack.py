@@ -34,7 +34,7 @@ def reconstruction(
     """Decode embeddings as the server could: the error and a picture at several flip probabilities."""
     from coterie.core.panels import save_panels
     from coterie.core.samples import Samples
-    from coterie.methods.embedding.pretraining import load_encoder
+    from coterie.methods.embedding.autoencoder import load_encoder
     from coterie.report import attack
     from coterie.runs.config import ScenarioConfig
     from coterie.runs.experiment import config_of, population_of
@@ -84,7 +84,8 @@ def encoder(
     seed: Annotated[int, typer.Option("--seed", help="seed of the training")] = 0,
 ) -> None:
     """Save an autoencoder, from a run or trained on public data, so that a federation can start from its file."""
-    from coterie.methods.embedding.pretraining import fresh_encoder, read_public, train_on_public
+    from coterie.methods.embedding.autoencoder import fresh_encoder
+    from coterie.methods.embedding.pretraining import read_public, train_on_public
     from coterie.report import attack
     from coterie.runs.config import ScenarioConfig
     from coterie.runs.experiment import population_of

@@ -125,14 +125,23 @@ def join(
     wait: Annotated[float, typer.Option("--wait", help="seconds to wait for a server that is away")] = 600.0,
     stay: Annotated[bool, typer.Option("--stay", help="stay for the next run when one is over")] = False,
     max_megabytes: SizeOption = 512,
+    least_flip: Annotated[float, typer.Option("--least-flip", help="flip embedding bits at least this often")] = 0.0,
+    refuse: Annotated[
+        str, typer.Option("--refuse", help="what not to tell: labels,features,... (docs/privacy.md)")
+    ] = "",
+    most_questions: Annotated[
+        int, typer.Option("--most-questions", help="questions about labels answered in this device's life; 0: any")
+    ] = 30,  # as engine.consent.MOST_QUESTIONS
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.deploy.flower.client")
     from coterie.deploy.boundary import check_name, place
     from coterie.deploy.client import Device, client_data
+    from coterie.deploy.consent import Consent, own_secret, refused_words
     from coterie.deploy.ports import check_address
 
     check_name(name, "--name")
+    consent = Consent(refused_words(refuse), least_flip, most_questions)
     check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:
@@ -141,7 +150,8 @@ def join(
             raise CoterieError(f"There is no {ca}; --certs takes the folder of a client, DIR/clients/{name}.")
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
-    device = Device(name, client_data(data, name), memory or place(Path(".coterie"), name), model)
+    root = memory or place(Path(".coterie"), name)
+    device = Device(name, client_data(data, name), root, model, secret=own_secret(root), consent=consent)
     with _service(f"{name} has left; what it keeps between rounds is kept."):
         client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
     _say(f"{name}: the run is over")

@@ -7,21 +7,23 @@ message there and the replies back, counts the bytes, refuses bad replies by nam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort, Memory
+from coterie.core.errors import CoterieError
 from coterie.core.message import Message
 from coterie.core.rng import Key, rng
 from coterie.core.samples import ClientId
 from coterie.core.states import State
 from coterie.core.task import Task
+from coterie.core.threads import done_beside
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -33,10 +35,43 @@ _LARGEST_NORM = 1e10
 """Longer than any honest sum or model, and so short that float32 can still average thousands of it."""
 
 
-def on_client(function: F) -> F:
-    """Mark a method's function as one that runs on clients. Only marked functions can be asked for."""
-    function.on_client = True  # type: ignore[attr-defined]
-    return function
+TELLS: Mapping[str, str] = {
+    "models": "models trained on the client's data, and how many samples it has",
+    "scores": "losses, accuracies, and which of several models fits best",
+    "labels": "how often each class occurs, or answers that depend on it",
+    "brightness": "the mean of the inputs per channel",
+    "features": "first and second moments of features of the inputs",
+    "styles": "low frequencies of the images, class by class",
+    "embeddings": "bits of the mean code of each class, some of them flipped",
+}
+"""What the answer to a question can tell about a client, in the words of `coterie join --refuse`."""
+
+
+@overload
+def on_client(function: F, /) -> F: ...
+
+
+@overload
+def on_client(*tells: str) -> Callable[[F], F]: ...
+
+
+def on_client(*given: Any) -> Any:
+    """Mark a method's function as one that runs on clients, and say what its answer tells about them.
+
+    `@on_client("models")`, with words of `TELLS`; `@on_client()` where the answer tells nothing about the data. A bare
+    `@on_client` does not say, and is taken to tell everything. Only marked functions can be asked for.
+    """
+    if len(given) == 1 and callable(given[0]):
+        return on_client(*TELLS)(given[0])
+    unclear = set(given) - TELLS.keys()
+    if unclear:
+        raise CoterieError(f"{', '.join(sorted(unclear))}: not something that clients tell; use {', '.join(TELLS)}.")
+
+    def mark(function: F) -> F:
+        function.on_client, function.tells = True, given  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 @dataclass(frozen=True)
@@ -127,6 +162,7 @@ class Federation(Protocol):
         common: Sequence[str] = (),
         purpose: Purpose = "train",
         counted: bool = True,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Replies[R]:
         """Have clients run a client function of the method.
 
@@ -134,13 +170,21 @@ class Federation(Protocol):
         `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows. The
         parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
         nothing passes between a server and its clients, the simulator only makes peers do their own work.
+        `meanwhile` is work of the server that needs none of the replies. It is done once, beside the clients' work
+        where the federation can, else after it (`functools.cache` lets the method call it again for its result).
         """
         message = Message.of(each if same is None else same, common)
         places = None if same is not None else tuple(range(len(ids)) if rows is None else rows)
         question = Question(function, ids, message, places, purpose, counted)
-        replies = self.answer(question)
+        with nullcontext() if meanwhile is None else done_beside(meanwhile, thread=self.waits):
+            replies = self.answer(question)
         self.heard(question, replies)
         return replies
+
+    @property
+    def waits(self) -> bool:
+        """Whether this process leaves time for a thread of the server's while clients work."""
+        return True
 
     def heard(self, question: Question[R], replies: Replies[R]) -> None:
         """Replies have come; a federation that counts them does so here."""
@@ -227,6 +271,15 @@ class KeepsSomeBack(Protocol):
         """What is asked inside counts as evaluation, and leaves nothing behind in any client's memory."""
 
 
+@runtime_checkable
+class HasAttackers(Protocol):
+    """A federation that knows who attacks it (the simulator): only the honest are judged."""
+
+    @property
+    def attackers(self) -> frozenset[ClientId]:
+        """Their names."""
+
+
 class Arrival(IntEnum):
     """What becomes of an answer on its way from one peer to another."""
 
@@ -300,12 +353,14 @@ def check_reply(
     limit: float | None = None,
     like: Rows | None = None,
     unbounded: Sequence[str] = (),
+    said: Tensor | None = None,
 ) -> tuple[list[int], dict[ClientId, Failure]]:
     """Which rows of a stacked reply are usable, and what is wrong with the others.
 
     Entries that carry a model (their path ends in a name of the template) must have its shape, others that of `like`;
     every number must be finite, but for those of the entries in `unbounded`; no model may be longer than `limit`
-    (without one, `largest_norm` of these rows), and nothing else longer than any honest sum.
+    (without one, `largest_norm` of these rows), and nothing else longer than any honest sum. A `size`, by which a
+    reply weighs, must be what the client `said` when it joined.
     """
     bad: dict[ClientId, Failure] = {}
     norms = torch.zeros(len(names), dtype=torch.float64)
@@ -335,4 +390,9 @@ def check_reply(
         bad.setdefault(
             names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {most:.3g} allowed")
         )
+    if said is not None and "size" in reply and reply["size"].numel() == len(names):
+        claimed, known = reply["size"].flatten().double(), said.flatten().double()
+        for index in torch.nonzero((claimed != known) | (claimed < 0)).flatten().tolist():
+            text = f"it claims {claimed[index]:g} samples and said {known[index]:g} when it joined"
+            bad.setdefault(names[index], Failure("refused", text))
     return [index for index, name in enumerate(names) if name not in bad], bad

@@ -32,6 +32,9 @@ class Setting:
     task: Task
     population: Population
     seed: int
+    secret: str | None = None
+    """What only this device knows, and the least flip probability it agrees to (see `engine.consent`)."""
+    least_flip: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
         round=job.round,
         seed=setting.seed,
         memory=job.memory,
+        secret=setting.secret,
+        least_flip=setting.least_flip,
     )
     sent = message if job.rows is None else message.rows(job.rows)
     assert function is not None

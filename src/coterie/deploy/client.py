@@ -21,6 +21,7 @@ from coterie.core.samples import ClientId, Population
 from coterie.data.own import from_file
 from coterie.data.population import unseen_ids
 from coterie.deploy.boundary import blamed, check_name, checked
+from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Agreement, Hello, Order
 from coterie.runs.config import from_tables, read_tables
@@ -43,9 +44,19 @@ def client_data(path: Path, name: ClientId) -> Population:
 class Device:
     """A client. What it answers depends on the order, its data and its memory, never on which process answers."""
 
-    def __init__(self, name: ClientId, data: Population, memory: Path, model: str = "") -> None:
+    def __init__(
+        self,
+        name: ClientId,
+        data: Population,
+        memory: Path,
+        model: str = "",
+        *,
+        secret: str | None = None,
+        consent: Consent | None = None,
+    ) -> None:
         self.name = check_name(name, "--name")
         self._data, self._root, self._model = data, memory, model
+        self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[Agreement, Setting] = {}
 
     @cached_property
@@ -78,6 +89,7 @@ class Device:
         function = getattr(setting.method, order.action, None)
         if function is None or not getattr(function, "on_client", False):
             raise CoterieError(f"{setting.method.name} has no client function {order.action!r}.")
+        self._consent.check(function, self._root)
         message = Message.read(payload, message_type(function), order.common, limit=limit)
         memory = DiskMemory(self._root, order.agreement.run)
         recalled = memory.recall(order.session, order.era)
@@ -96,7 +108,8 @@ class Device:
         if agreement.shape != tuple(self._data.shape):
             raise CoterieError(f"The run is about inputs of shape {agreement.shape}, not {tuple(self._data.shape)}.")
         method = agreement.build_method()
-        return Setting(method, method.task(agreement.build_task(self._model)), self._data, agreement.seed)
+        task = method.task(agreement.build_task(self._model))
+        return Setting(method, task, self._data, agreement.seed, self._secret, self._consent.least_flip)
 
 
 def message_type(function: Any) -> Any:

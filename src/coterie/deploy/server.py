@@ -121,6 +121,7 @@ class RemoteFederation(Engine):
         self._offences = Counter[ClientId]()
         self._breaks: dict[ClientId, int] = {}
         self._present: tuple[ClientId, ...] = ()
+        self._samples: dict[ClientId, int] = {}
         self._gather()
         self._known |= set() if known else set(self._present)
 
@@ -153,6 +154,7 @@ class RemoteFederation(Engine):
     def _gather(self) -> None:
         """Wait until there are enough clients to go on with."""
         there = gathered(self._transport, self._least, self._patience, self._go_on, self._fitting)
+        self._samples.update({client: hello.samples for client, hello in there.items()})
         self._present = tuple(sorted(there))
 
     def _fitting(self, there: Hellos) -> Hellos:
@@ -266,7 +268,8 @@ class RemoteFederation(Engine):
             return Replies((), None, failed)
         names, first = list(messages), next(iter(messages.values()))
         stacked = {path: torch.stack([messages[name].tensors[path] for name in names]) for path in first.tensors}
-        good, bad = check_reply(names, stacked, self.task.template, unbounded=first.unbounded)
+        said = torch.tensor([self._samples.get(name, 0) for name in names])
+        good, bad = check_reply(names, stacked, self.task.template, unbounded=first.unbounded, said=said)
         failed = failed | bad
         if not good:
             return Replies((), None, failed)

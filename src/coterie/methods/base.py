@@ -5,21 +5,35 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, Optimiser, evaluate
+from coterie.core import wire
+from coterie.core.aggregate import Rule, too_long
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
-from coterie.core.optimiser import DEFAULT_RATES, OptimiserName
+from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State
 from coterie.core.task import Task
 
 S = TypeVar("S")
+
+
+class HasModel(Protocol):
+    """A reply with the model that a client has trained."""
+
+    @property
+    def model(self) -> Stack:
+        """One model a client."""
+
+
+R = TypeVar("R", bound=HasModel)
 Log = dict[str, float | int | list[float] | list[int]]
 
 
@@ -65,6 +79,11 @@ class LocalTraining:
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the local optimiser"})
     lr_decay: float = field(default=1.0, metadata={"help": "the learning rate of round t is lr * lr_decay^t"})
     optimiser: OptimiserName = field(default="sgd", metadata={"help": "local optimiser: sgd or adam"})
+
+    aggregate: Rule = field(
+        default="clipped",
+        metadata={"help": "how replies are averaged: mean, clipped, median, trimmed, krum or geometric"},
+    )
 
     name: ClassVar[str]
     paper: ClassVar[str]
@@ -171,7 +190,7 @@ class RoundMethod(ABC, Generic[S]):
         stack, rows = self.model_for(state, ids)
         return fed.ask(self.judge, ids, each=Models(stack), rows=rows, purpose="evaluation")
 
-    @on_client
+    @on_client("scores")
     def judge(self, c: Cohort, sent: Models) -> Assessment:
         """On the client: the sent model on the own test part."""
         scores = evaluate(c, sent.models)
@@ -194,6 +213,24 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.fraction > 0, "fraction", "be above 0")
+
+    def usable(self, fed: Federation, replies: Replies[R], sent: Stack, models: Stack | None = None) -> Replies[R]:
+        """The replies without those whose update no honest client makes (see `aggregate.too_long`), refused by name.
+
+        `sent` holds the model that each reply began with; `models` is what to look at if not the replies' models.
+        """
+        if replies.value is None:
+            return replies
+        far = too_long(self.aggregate, replies.value.model if models is None else models, sent)
+        for place, times in far.items():
+            fed.refuse(replies.ids[place], f"its update is {times:.3g} times as long as the median of this round")
+        if not far:
+            return replies
+        kept = [place for place in range(len(replies.ids)) if place not in far]
+        skeleton, tensors = wire.pack(replies.value)
+        rows = {name: tensor[torch.tensor(kept)] for name, tensor in tensors.items()}
+        value: R = wire.unpack(type(replies.value), skeleton, rows)
+        return Replies(tuple(replies.ids[place] for place in kept), value, replies.failed)
 
     @property
     def training(self) -> LocalTraining:

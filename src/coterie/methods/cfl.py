@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
 from coterie.core.panels import Heatmap, Panel
 from coterie.core.samples import ClientId
@@ -18,7 +19,6 @@ from coterie.core.states import (
     cosine,
     count,
     flat,
-    group_means,
     minus,
     stack,
     take,
@@ -86,6 +86,8 @@ class CFL(ModelPerCluster[Branches]):
         }
         rows = [cluster[client] for client in ids]
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
+        rows = [cluster[client] for client in replies.ids]
+        replies = self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
         if replies.value is None:
             return state, {}
         trained = replies.value.model
@@ -102,7 +104,7 @@ class CFL(ModelPerCluster[Branches]):
                 models = concat([models, {name: tensor[old : old + 1] for name, tensor in models.items()}])
                 splits += 1
         groups = torch.tensor([cluster[client] for client in replies.ids])
-        models = group_means(trained, torch.ones(len(replies.ids), dtype=torch.float64), groups, models)
+        models = combined(self.aggregate, trained, torch.ones(len(replies.ids), dtype=torch.float64), groups, models)
         absent = {client: updates[client] for client in updates} if len(replies.ids) < len(fed.ids) else {}
         log: Log = {
             "splits": splits,

@@ -10,17 +10,20 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd, losses
+from coterie.core.aggregate import combined
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import losses
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
     Stack,
     State,
     count,
-    group_means,
     row,
     spread,
+    take,
 )
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 
 
@@ -52,12 +55,12 @@ class Choice:
 class ModelPerCluster(ServerMethod[S]):
     """Clients train and use the model of their cluster; which that is the subclasses find out."""
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         """On the client: local training from the model of the own cluster."""
         return Trained(local_sgd(c, sent.models, self.opt), c.size)
 
-    @on_client
+    @on_client("scores")
     def choose(self, c: Cohort, sent: Models) -> Choice:
         """On the client: the cluster whose model has the least loss on the own training part."""
         return Choice(least_loss(c, sent.models))
@@ -133,14 +136,16 @@ class ClusterMethod(ModelPerCluster[Clusters]):
     def train_clusters(self, state: Clusters, fed: Federation) -> Replies[Trained]:
         """Every sampled client trains the model of its cluster."""
         ids = [client for client in fed.sample(self.fraction) if client in state.cluster]
-        return fed.ask(self.train, ids, each=Models(state.models), rows=state.of(ids))
+        replies = fed.ask(self.train, ids, each=Models(state.models), rows=state.of(ids))
+        return self.usable(fed, replies, take(state.models, torch.tensor(state.of(replies.ids), dtype=torch.int64)))
 
     def averaged(self, state: Clusters, replies: Replies[Trained]) -> Clusters:
         """The mean of each cluster's clients; a cluster that nobody trained keeps its model."""
         if replies.value is None:
             return state
         groups = torch.tensor(state.of(replies.ids))
-        return Clusters(group_means(replies.value.model, replies.value.size, groups, state.models), dict(state.cluster))
+        models = combined(self.aggregate, replies.value.model, replies.value.size, groups, state.models)
+        return Clusters(models, dict(state.cluster))
 
 
 def distinct_starts(fed: Federation, k: int, attempt: int = 0) -> Stack:

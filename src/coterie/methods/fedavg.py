@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.aggregate import combined_one
+from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
     Stack,
     State,
-    mean,
     spread,
     stack,
 )
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 
 
@@ -42,11 +43,12 @@ class FedAvg(ServerMethod[Global]):
     def step(self, state: Global, fed: Federation) -> tuple[Global, Log]:
         """Send the model to the sampled clients, average what comes back."""
         replies = fed.ask(self.train, fed.sample(self.fraction), same=Models(state.model))
+        replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
         if replies.value is None:
             return state, {}
-        return Global(mean(replies.value.model, replies.value.size)), {}
+        return Global(combined_one(self.aggregate, replies.value.model, replies.value.size, state.model)), {}
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         """On the client: local training from the sent model."""
         return Trained(local_sgd(c, spread(sent.models, len(c)), self.opt), c.size)

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd, score
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import score
 from coterie.core.federation import Federation, Nothing, on_client
 from coterie.core.panels import Heatmap, Panel
 from coterie.core.samples import ClientId
@@ -23,6 +24,7 @@ from coterie.core.states import (
     row,
     stack,
 )
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.own_model import OwnModelMethod
 
@@ -132,14 +134,14 @@ class FedFomo(OwnModelMethod[Exchange]):
             rest.remove(name)
         return picked
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Nothing) -> Trained:
         """On the client: local training from the personal model."""
         trained = local_sgd(c, self.own(c), self.opt)
         c.keep("trained", trained)
         return Trained(trained, c.size)
 
-    @on_client
+    @on_client("scores")
     def mix_models(self, c: Cohort, sent: Models) -> Weighed:
         """On the client: weigh the own trained model and the sent ones; without any gain the old model stays."""
         start = self.own(c)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.federation import on_client
 from coterie.core.states import spread
+from coterie.core.training import local_sgd
 from coterie.methods.base import Models, Trained
 from coterie.methods.fedavg import FedAvg
 
@@ -26,7 +27,7 @@ class FedProx(FedAvg):
         super().__post_init__()
         self._require(self.mu >= 0, "mu", "be at least 0")
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         """On the client: local training with the proximal term."""
         start = spread(sent.models, len(c))

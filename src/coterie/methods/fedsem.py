@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coterie.core.aggregate import combined
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation
 from coterie.core.rng import key64
@@ -15,8 +16,8 @@ from coterie.core.states import (
     Stack,
     count,
     flat,
-    group_means,
     spread,
+    take,
 )
 from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
@@ -65,13 +66,17 @@ class FedSEM(ModelPerCluster[Centres]):
         ids = fed.sample(self.fraction)
         _, rows = self.model_for(state, ids)
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
+        _, rows = self.model_for(state, replies.ids)
+        replies = self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
         if replies.value is None:
             return state, {}
         points = self._points(fed.task, replies.value.model)
         vectors = {**state.vectors, **{client: points[i] for i, client in enumerate(replies.ids)}}
         cluster, centroids = self._cluster(vectors, state.centroids, fed)
         groups = torch.tensor([cluster[client] for client in replies.ids])
-        models = group_means(replies.value.model, replies.value.size, groups, state.models)
+        _, rows = self.model_for(state, replies.ids)
+        sent = take(state.models, torch.tensor(rows))
+        models = combined(self.aggregate, replies.value.model, replies.value.size, groups, state.models, sent)
         moved = sum(state.cluster.get(client, new) != new for client, new in cluster.items())
         return Centres(models, cluster, vectors, centroids), {"moved": moved, "sizes": cluster_sizes(groups, self.k)}
 

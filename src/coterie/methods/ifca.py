@@ -8,11 +8,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, evaluate, local_sgd
+from coterie.core.aggregate import combined
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, group_means, take
+from coterie.core.states import Stack, take
+from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models
 from coterie.methods.clustered import (
     Choice,
@@ -80,10 +83,12 @@ class IFCA(ClusterMethod):
     def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
         """One round; an empty cluster keeps its model."""
         replies = fed.ask(self.select_and_train, fed.sample(self.fraction), same=Models(state.models))
+        if replies.value is not None:
+            replies = self.usable(fed, replies, take(state.models, replies.value.cluster))
         if replies.value is None:
             return state, {}
         chosen = replies.value.cluster
-        models = group_means(replies.value.model, replies.value.size, chosen, state.models)
+        models = combined(self.aggregate, replies.value.model, replies.value.size, chosen, state.models)
         known = {**state.cluster, **dict(zip(replies.ids, chosen.tolist(), strict=True))}
         moved = sum(state.cluster.get(client, new) != new for client, new in known.items())
         return Clusters(models, known), {"moved": moved, "sizes": cluster_sizes(chosen, self.k)}
@@ -92,13 +97,13 @@ class IFCA(ClusterMethod):
         """Newcomers choose as everybody does, whenever they are asked."""
         return state
 
-    @on_client
+    @on_client("models", "scores")
     def select_and_train(self, c: Cohort, sent: Models) -> ChosenAndTrained:
         """On the client: pick the model with the least training loss, then train it."""
         s = self._pick(c, sent.models)
         return ChosenAndTrained(local_sgd(c, take(sent.models, s), self.opt), s, c.size)
 
-    @on_client
+    @on_client("scores")
     def choose(self, c: Cohort, sent: Models) -> Choice:
         """On the client: only pick."""
         return Choice(self._pick(c, sent.models))
@@ -110,7 +115,7 @@ class IFCA(ClusterMethod):
         """Clients pick by their training data and judge what they picked on their test part."""
         return fed.ask(self.pick_and_judge, ids, same=Models(state.models), purpose="evaluation")
 
-    @on_client
+    @on_client("scores")
     def pick_and_judge(self, c: Cohort, sent: Models) -> Assessment:
         """On the client: the model it would use now."""
         s = self._pick(c, sent.models)

@@ -122,7 +122,7 @@ class LADD(ClusterMethod):
         filled = torch.where(sent.present[:, :, None], amplified(sent, self.amplitudes), scale.middle)
         return (filled / scale.unit).flatten(1)
 
-    @on_client
+    @on_client("styles")
     def describe(self, c: Cohort, sent: Nothing) -> Style:
         """On the client: the mean amplitudes of its images, class by class."""
         styles, present = [], []

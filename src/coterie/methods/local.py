@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, Nothing, on_client
 from coterie.core.states import State
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log
 from coterie.methods.own_model import OwnModelMethod
 
@@ -46,7 +47,7 @@ class Local(OwnModelMethod[Apart]):
         fed.ask(self.train, fed.sample(self.fraction), same=Nothing(), counted=False)
         return state, {}
 
-    @on_client
+    @on_client()
     def train(self, c: Cohort, sent: Nothing) -> Done:
         """On the client: go on from the own model."""
         c.keep("model", local_sgd(c, self.own(c), self.opt))

@@ -8,7 +8,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from coterie.core.cohort import Cohort, evaluate
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Federation,
     Nothing,
@@ -45,7 +46,7 @@ class OwnModelMethod(ServerMethod[B], Generic[B]):
         """Clients judge the models they keep; no model travels."""
         return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation", counted=False)
 
-    @on_client
+    @on_client("scores")
     def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:
         """On the client: its own model on its own test part."""
         scores = evaluate(c, self.own(c))

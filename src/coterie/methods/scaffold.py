@@ -9,18 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd, steps
+from coterie.core.aggregate import combined_one
+from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
     Stack,
     State,
     axpy,
-    mean,
     minus,
     spread,
     stack,
+    zeros,
 )
+from coterie.core.training import local_sgd, steps
 from coterie.methods.base import Log, ServerMethod
 
 _COMMON = ("model", "control")
@@ -83,18 +85,23 @@ class Scaffold(ServerMethod[Controlled]):
         ids = fed.sample(self.fraction)
         counted = torch.tensor([state.counted.get(client, -1) for client in ids])
         replies = fed.ask(self.train, ids, each=Sent(state.model, state.control, counted), common=_COMMON)
+        replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
+        if replies.value is not None:
+            still = zeros(replies.value.control_change)
+            replies = self.usable(fed, replies, still, replies.value.control_change)
         if replies.value is None:
             return state, {}
         equal = torch.ones(len(replies.ids), dtype=torch.float64)
-        average = mean(replies.value.model, equal)
+        average = combined_one(self.aggregate, replies.value.model, equal, state.model)
         model = axpy(self.server_lr, minus(average, state.model), state.model)
         # counters and other integer buffers have no difference: they are taken from the average
         model = {name: model.get(name, tensor) for name, tensor in average.items()}
         share = len(replies.ids) / len(fed.ids)
-        control = axpy(share, mean(replies.value.control_change, equal), state.control)
+        # never shortened: c is the mean of all c_i only if what clients propose counts as it is, or not at all
+        control = axpy(share, combined_one("mean", replies.value.control_change, equal, state.control), state.control)
         return Controlled(model, control, {**state.counted, **dict.fromkeys(replies.ids, fed.round)}), {}
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Sent) -> ControlledReply:
         """On the client: corrected local training, then option II for its own variate."""
         x, control = spread(sent.model, len(c)), spread(sent.control, len(c))

@@ -23,10 +23,10 @@ from coterie.core.panels import (
 )
 from coterie.core.rng import rng
 from coterie.core.samples import Population, Samples
+from coterie.methods.embedding.autoencoder import Encoder
 from coterie.methods.embedding.bits import binarise, flip
 from coterie.methods.embedding.messages import Groups
 from coterie.methods.embedding.method import Embedding
-from coterie.methods.embedding.pretraining import Encoder
 from coterie.methods.embedding.privacy import check_flip, epsilon_per_bit
 from coterie.report.html import write_run_report
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import median_high
 
-from coterie.runs.config import RunConfig
+from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.deploy.boundary import check
@@ -17,7 +17,7 @@ from coterie.deploy.protocol import (
     pooled,
     settings_of,
 )
-from coterie.core.errors import CoterieError
+from coterie.runs.config import RunConfig
 from coterie.runs.experiment import builder_named, defaults_of
 
 _ALWAYS_FINE = 100  # so many classes cost a model next to nothing

@@ -10,8 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coterie.runs.config import RunConfig
 from coterie.core.errors import CoterieError, NothingLearnt
+from coterie.report import charts
+from coterie.report.formatting import method_title
+from coterie.report.headlines import lost_words
+from coterie.report.html import write_compare_report
+from coterie.report.live import CompareView
+from coterie.runs.config import RunConfig
 from coterie.runs.experiment import (
     check,
     config_of,
@@ -19,11 +24,6 @@ from coterie.runs.experiment import (
     resume,
 )
 from coterie.runs.folder import RunFolder, read_metrics
-from coterie.report import charts
-from coterie.report.html import write_compare_report
-from coterie.report.live import CompareView
-from coterie.report.formatting import method_title
-from coterie.report.headlines import lost_words
 from coterie.runs.run import View
 
 

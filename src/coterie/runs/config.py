@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from coterie.data.checks import Layout
-from coterie.simulation.faults import Faults, Schedule
-from coterie.simulation.simulator import EngineOptions
 from coterie.core.errors import CoterieError, unknown
-from coterie.runs.kind import IN_PYTHON
-from coterie.methods import Method, chosen_method
-from coterie.methods.base import ServerMethod
 from coterie.core.settings import (
     changed_fields,
     coerce,
@@ -23,6 +17,12 @@ from coterie.core.settings import (
     quoted,
     to_toml,
 )
+from coterie.data.checks import Layout
+from coterie.methods import Method, chosen_method
+from coterie.methods.base import ServerMethod
+from coterie.runs.kind import IN_PYTHON
+from coterie.simulation.faults import Faults, Schedule
+from coterie.simulation.simulator import EngineOptions
 
 OWN_DATA = "own data"
 

@@ -14,24 +14,24 @@ import torch
 from torch import nn
 
 from coterie.core import user_code
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Population
+from coterie.core.task import DRAWING, Task
+from coterie.data import SCENARIOS, Drift, build, from_path
+from coterie.methods import Method
+from coterie.methods.p2p.simulation import in_simulator
+from coterie.models import build_model
+from coterie.report.sinks import Sink, open_sink
 from coterie.runs.config import (
     RunConfig,
     ScenarioConfig,
     from_tables,
     read_tables,
 )
-from coterie.data import SCENARIOS, Drift, build, from_path
-from coterie.core.samples import Population
-from coterie.core.errors import CoterieError
 from coterie.runs.folder import finished, holds_comparison
 from coterie.runs.kind import Kind, check_kind
-from coterie.methods import Method
-from coterie.methods.p2p.simulation import in_simulator
-from coterie.models import build_model
-from coterie.report.sinks import Sink, open_sink
 from coterie.runs.loop import WatchesClients
 from coterie.runs.run import Result, View, run
-from coterie.core.task import DRAWING, Task
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

@@ -19,8 +19,10 @@ from urllib.parse import quote
 
 from coterie.core import wire
 from coterie.core.cohort import Memory
-from coterie.core.samples import ClientId, Normalise
 from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.samples import ClientId, Normalise
+from coterie.core.settings import differing
+from coterie.core.states import State
 from coterie.runs.health import Health
 from coterie.runs.kind import (
     IN_PYTHON,
@@ -30,8 +32,6 @@ from coterie.runs.kind import (
     kind_of,
 )
 from coterie.runs.saved import encode_model
-from coterie.core.settings import differing
-from coterie.core.states import State
 
 METRICS = (
     "round", "accuracy", "worst_accuracy", "loss", "n_clusters", "ari", "unseen_accuracy", "bytes_down", "bytes_up",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.core.samples import ClientId
 from coterie.core.errors import NothingLearnt
-from coterie.core.federation import Engine, KeepsSomeBack
-from coterie.methods.base import RoundMethod
+from coterie.core.federation import Engine, HasAttackers, KeepsSomeBack
 from coterie.core.rng import rng
+from coterie.core.samples import ClientId
+from coterie.methods.base import RoundMethod
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Judge:
 
     def __call__(self, state: Any) -> Judgement:
         """An evaluation now."""
-        replies = self.method.assess(state, self.fed, self._some(self.fed.ids))
+        attackers = self.fed.attackers if isinstance(self.fed, HasAttackers) else ()
+        honest = [client for client in self.fed.ids if client not in attackers]
+        replies = self.method.assess(state, self.fed, self._some(honest))
         if replies.value is None:
             why = next((f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "nobody is there")
             raise NothingLearnt(f"{self.method.name}: no client could judge its model ({why}); try a smaller lr.")

@@ -12,23 +12,23 @@ from typing import Any
 
 from rich.table import Table
 
-from coterie.methods.p2p.communities import communities
-from coterie.runs.config import RunConfig, from_tables, read_tables
-from coterie.core.samples import ClientId
-from coterie.runs.agreement import subject_of
-from coterie.deploy.boundary import check_name
-from coterie.runs.peer import PeerOptions, peer_method
-from coterie.deploy.zenoh.peer import Pace, PeerState
-from coterie.deploy.ports import check_free
 from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.interrupts import pause
+from coterie.core.samples import ClientId
+from coterie.deploy.boundary import check_name
+from coterie.deploy.ports import check_free
+from coterie.deploy.zenoh.peer import Pace, PeerState
+from coterie.methods.p2p.base import PeerMethod
+from coterie.methods.p2p.communities import communities
+from coterie.methods.p2p.network_state import edges_of
+from coterie.report.html import write_run_report
+from coterie.runs.agreement import subject_of
+from coterie.runs.config import RunConfig, from_tables, read_tables
 from coterie.runs.experiment import defaults_of, population_of
 from coterie.runs.folder import METRICS, RunFolder, read_metrics
-from coterie.core.interrupts import pause
 from coterie.runs.kind import Kind
-from coterie.methods.p2p.network_state import edges_of
-from coterie.methods.p2p.base import PeerMethod
-from coterie.report.html import write_run_report
 from coterie.runs.loop import Result
+from coterie.runs.peer import PeerOptions, peer_method
 
 _LOOK_SECONDS = 0.2
 _SEEDS = 2

@@ -10,19 +10,19 @@ from typing import Any, Protocol, runtime_checkable
 
 from coterie.core import wire
 from coterie.core.cohort import Memory
-from coterie.core.samples import ClientId
 from coterie.core.errors import CoterieError, Interrupted, Unfinished
 from coterie.core.federation import Engine, Ledger, Tally
-from coterie.runs.folder import Row, RunFolder
-from coterie.runs.health import Health
 from coterie.core.interrupts import held_back
-from coterie.runs.judge import Judge, Judgement
-from coterie.methods.base import Log, RoundMethod
-from coterie.report.html import write_run_report
 from coterie.core.panels import save_panels
-from coterie.runs.result import Result
+from coterie.core.samples import ClientId
 from coterie.core.states import State
 from coterie.core.threads import one_thread_everywhere
+from coterie.methods.base import Log, RoundMethod
+from coterie.report.html import write_run_report
+from coterie.runs.folder import Row, RunFolder
+from coterie.runs.health import Health
+from coterie.runs.judge import Judge, Judgement
+from coterie.runs.result import Result
 
 __all__ = ["Interrupted", "Nobody", "Result", "View", "run_with"]
 

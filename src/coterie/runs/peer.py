@@ -10,10 +10,17 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from coterie.runs.config import RunConfig
+from coterie.core.errors import CoterieError
+from coterie.core.interrupts import pause
 from coterie.core.samples import ClientId
 from coterie.data.scenarios import SCENARIOS
+from coterie.deploy.boundary import check_name, checked
+from coterie.deploy.client import Device, client_data
+from coterie.deploy.protocol import Agreement, Hello, to_text
 from coterie.deploy.zenoh.address import Address
+from coterie.deploy.zenoh.connection import PeerConnection
+from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
+from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.agreement import (
     NoMajority,
     agree,
@@ -21,24 +28,17 @@ from coterie.runs.agreement import (
     odd_ones,
     subject_of,
 )
-from coterie.deploy.boundary import check_name, checked
-from coterie.deploy.client import Device, client_data
-from coterie.simulation.faults import Faults
-from coterie.deploy.protocol import Agreement, Hello, to_text
-from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
-from coterie.deploy.zenoh.connection import PeerConnection
-from coterie.core.errors import CoterieError
+from coterie.runs.config import RunConfig
 from coterie.runs.experiment import defaults_of
 from coterie.runs.folder import RunFolder
-from coterie.core.interrupts import pause
 from coterie.runs.kind import Kind
-from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.loop import (
     Nobody,
     Result,
     View,
     run_with,
 )
+from coterie.simulation.faults import Faults
 
 _LOOK_SECONDS = 0.05
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from coterie.core.samples import Population
-from coterie.simulation.faults import Faults
-from coterie.simulation.simulator import EngineOptions, Simulator
 from coterie.core.errors import CoterieError, Interrupted
-from coterie.runs.folder import RunFolder
-from coterie.runs.kind import IN_PYTHON
+from coterie.core.samples import Population
+from coterie.core.settings import changed_fields, to_toml
+from coterie.core.task import LossFn, LossName, Task
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import LocalTraining, RoundMethod
 from coterie.methods.p2p.simulation import in_simulator
+from coterie.runs.folder import RunFolder
+from coterie.runs.kind import IN_PYTHON
 from coterie.runs.loop import (
     Nobody,
     Result,
@@ -26,8 +26,8 @@ from coterie.runs.loop import (
     WatchesClients,
     run_with,
 )
-from coterie.core.settings import changed_fields, to_toml
-from coterie.core.task import LossFn, LossName, Task
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 __all__ = ["Interrupted", "Result", "View", "run"]
 

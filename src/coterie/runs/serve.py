@@ -9,21 +9,15 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from coterie.runs.config import RunConfig
+from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
+from coterie.core.wire import WireError
 from coterie.data.scenarios import SCENARIOS
-from coterie.runs.agreement import (
-    NoMajority,
-    agree,
-    model_of,
-    odd_ones,
-    subject_of,
-)
 from coterie.deploy.boundary import checked
-from coterie.simulation.faults import Faults
+from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
-from coterie.deploy.protocol import Agreement, Hello, to_text
 from coterie.deploy.ports import check_free, check_port
+from coterie.deploy.protocol import Agreement, Hello, to_text
 from coterie.deploy.server import (
     LIMIT,
     Hellos,
@@ -31,8 +25,15 @@ from coterie.deploy.server import (
     Transport,
     gathered,
 )
-from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
-from coterie.core.errors import CoterieError
+from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.agreement import (
+    NoMajority,
+    agree,
+    model_of,
+    odd_ones,
+    subject_of,
+)
+from coterie.runs.config import RunConfig
 from coterie.runs.experiment import defaults_of
 from coterie.runs.folder import (
     RunFolder,
@@ -41,14 +42,13 @@ from coterie.runs.folder import (
     unsealed,
 )
 from coterie.runs.kind import Kind, check_kind
-from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.loop import (
     Nobody,
     Result,
     View,
     run_with,
 )
-from coterie.core.wire import WireError
+from coterie.simulation.faults import Faults
 
 DEPLOYMENT = "deployment.json"
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated federation: dropouts, stragglers, corrupt replies, joins and departures."""
+"""What goes wrong in a simulated federation: dropouts, stragglers, bad or lost replies, joins, departures, attacks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
-from coterie.core.federation import Failure
+from coterie.core.federation import Arrival, Failure
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId
+from coterie.simulation.attacks import Attack, chosen
 
 Schedule = tuple[tuple[int, float], ...]
 
@@ -37,6 +38,11 @@ class Faults:
     )
     joins: Schedule = field(default=(), metadata={"help": "round:number of clients that join then, e.g. 5:4,9:2"})
     leaves: Schedule = field(default=(), metadata={"help": "round:number of clients that leave then"})
+    attackers: int = field(default=0, metadata={"help": "clients that send false replies on purpose"})
+    attack: Attack = field(
+        default="negate", metadata={"help": "what they send: negate, norm, size, minus, near, claim or hidden"}
+    )
+    join: bool = field(default=False, metadata={"help": "all attackers pretend to have the data of one client"})
 
     def __post_init__(self) -> None:
         for name in ("dropout", "nan", "wrong_shape", "huge", "crash", "freeze", "loss", "delay"):
@@ -46,7 +52,7 @@ class Faults:
             raise CoterieError(
                 f"faults.loss and faults.delay must not exceed 1 together, not {self.loss + self.delay}."
             )
-        for name in ("slowness", "deadline", "outage"):
+        for name in ("slowness", "deadline", "outage", "attackers"):
             if getattr(self, name) < 0:
                 raise CoterieError(f"faults.{name} must be at least 0, not {getattr(self, name)}.")
         for name in ("joins", "leaves"):
@@ -87,6 +93,24 @@ class Faults:
             victim *= 1e9
             victim.view(-1)[0] = 1e12
         return {**reply, name: victim}
+
+    def carry(self, seed: int, round: int, askers: Sequence[ClientId], answered: Tensor) -> Tensor:
+        """What becomes of each answer between peers [A, m]: lost, fresh or old (`Arrival`)."""
+        fate = torch.where(answered, int(Arrival.FRESH), int(Arrival.LOST))
+        if not (self.loss or self.delay):
+            return fate
+        for index, asker in enumerate(askers):
+            chance = torch.from_numpy(rng(seed, "messages", round, asker).random(answered.shape[1]))
+            old = (chance >= self.loss) & (chance < self.loss + self.delay) & answered[index]
+            fate[index][chance < self.loss] = int(Arrival.LOST)
+            fate[index][old] = int(Arrival.OLD)
+        return fate
+
+    def attacking(self, seed: int, ids: Sequence[ClientId]) -> frozenset[ClientId]:
+        """The clients that attack."""
+        if self.attackers >= len(ids):
+            raise CoterieError(f"faults.attackers is {self.attackers}, but there are only {len(ids)} clients.")
+        return chosen(seed, ids, self.attackers) if self.attackers else frozenset()
 
     def calendar(self, seed: int, ids: Sequence[ClientId]) -> dict[ClientId, tuple[int, int | None]]:
         """For clients that are not there all the time: the round they join and the round they leave."""

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from coterie import kernel
 from coterie.core.cohort import Memory
+from coterie.core.compiled import Refusal
 from coterie.core.errors import CoterieError
 from coterie.core.federation import (
     Arrival,
@@ -38,7 +38,7 @@ from coterie.core.task import Task
 from coterie.data.describe import largest_share
 from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
-from coterie.methods.p2p.topology import carry
+from coterie.simulation.attacks import Attackers, disguised
 from coterie.simulation.faults import Faults
 from coterie.simulation.malloc import keep_freed_blocks
 from coterie.simulation.workers import (
@@ -89,14 +89,17 @@ class Simulator(Engine):
         self._draft: dict[ClientId, Memory] = {}
         self._touched: set[ClientId] = set()
         self._method, self._population = method, population
-        self._setting = Setting(method, task, population, seed)
         self._faults, self._options, self._note = faults or Faults(), options or EngineOptions(), note
+        self.attackers = self._faults.attacking(seed, population.ids)
+        joined = bool(self.attackers) and self._faults.join
+        self._setting = Setting(method, task, disguised(population, self.attackers) if joined else population, seed)
         self._calendar = self._faults.calendar(seed, population.ids)
         self._always = tuple(client for client in population.ids if client not in self._calendar)
         self._progress = progress
         self._workers: Workers | None = None
         keep_freed_blocks()
         self._on_trial = False
+        self._attack = Attackers(self.attackers, self._faults.attack, task.template)
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
@@ -151,14 +154,20 @@ class Simulator(Engine):
     @property
     def path(self) -> str:
         """Which way local training is computed, and why."""
-        if isinstance(self.task.net, kernel.Net):
+        refusal = self.task.compiled
+        if not isinstance(refusal, Refusal):
             return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
         how = "processes" if self._forks else "thread" if self.workers == 1 else "threads"
-        return f"torch, {self.workers} {how} ({self.task.net.reason})"
+        return f"torch, {self.workers} {how} ({refusal.reason})"
+
+    @property
+    def waits(self) -> bool:
+        """The kernel releases the interpreter's lock; autograd does not, and no thread may be busy when it forks."""
+        return not isinstance(self.task.compiled, Refusal)
 
     @property
     def _forks(self) -> bool:
-        fits = not isinstance(self.task.net, kernel.Net) and self.workers > 1
+        fits = isinstance(self.task.compiled, Refusal) and self.workers > 1
         return fits and "fork" in get_all_start_methods()
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
@@ -254,6 +263,10 @@ class Simulator(Engine):
             for name, tensor in first.tensors.items()
         }
         refused: dict[ClientId, Failure] = {}
+        said = stacked.get("size")
+        if purpose == "train" and self.attackers:
+            forged = self._attack.forged(ids, stacked)
+            said, stacked = self._attack.said(stacked, forged), forged
         if purpose == "train":
             for position, client in enumerate(ids):
                 own = {name: tensor[position : position + 1] for name, tensor in stacked.items()}
@@ -267,7 +280,7 @@ class Simulator(Engine):
                     if counted:  # a corrupt reply can be longer
                         self.ledger.up[purpose] += first.holding(broken).row(0).size
                         self.ledger.up[purpose] -= first.holding(own).row(0).size
-        _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded)
+        _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded, said=said)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
         if not good:
@@ -288,7 +301,7 @@ class Simulator(Engine):
 
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""
-        arrivals = carry(self._faults, self.seed, self.round, askers, answered)
+        arrivals = self._faults.carry(self.seed, self.round, askers, answered)
         self.ledger.up["train"] += int((answered.sum(1) * size).sum())
         self.ledger.down["train"] += int(((arrivals != Arrival.LOST).sum(1) * size).sum())
         return arrivals

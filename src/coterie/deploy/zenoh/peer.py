@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, Memory, evaluate
+from coterie.core.cohort import Cohort, Memory
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Engine,
     Failure,

@@ -1,29 +1,60 @@
-"""Newcomers, and clients whose data have changed: who goes to which cluster, and when a new cluster is founded."""
+"""Ours, not in the paper: clients whose data have changed, and newcomers that are like nobody, may found a cluster."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from coterie.methods.embedding.bits import Bits
-from coterie.methods.embedding.centroids import Centroids
-from coterie.methods.embedding.rules import choose
-from coterie.methods.embedding.split_half import joined
-from coterie.methods.embedding.ward import Ints
+from coterie.core.samples import ClientId
+from coterie.core.states import concat, row, spread
+from coterie.methods.base import Log
+from coterie.methods.embedding.bits import Bits, pack_bits, unpack_bits
+from coterie.methods.embedding.clustering.centroids import Centroids, Followed, nearest
+from coterie.methods.embedding.clustering.rules import choose
+from coterie.methods.embedding.clustering.split_half import joined
+from coterie.methods.embedding.clustering.ward import Ints
+from coterie.methods.embedding.messages import Groups
 
 _FOUNDER = -2
 """The label of a client that will have a new cluster."""
 
 
-@dataclass(frozen=True)
-class Followed:
-    """Every client's cluster now, the centres, and for each new cluster the old one that is nearest to it."""
+def with_embeddings(
+    state: Groups, ids: Sequence[ClientId], bits: Bits, classes: int, *, found: bool = True
+) -> tuple[Groups, Log]:
+    """The state after these clients, newcomers or not, have sent these bits; the others are as they were.
 
-    labels: Ints
-    centroids: Centroids
-    parents: list[int]
+    With `found` clients that are like nobody may found clusters; without, newcomers go to the nearest centre.
+    """
+    assert state.centroids is not None
+    known = sorted(state.cluster)
+    sent = dict(zip(ids, bits, strict=True))
+    had = unpack_bits(torch.stack([state.bits[client] for client in known]), bits.shape[1])
+    newcomers = [client for client in ids if client not in state.cluster]
+    after = np.stack([sent.get(client, own) for client, own in zip(known, had, strict=True)])
+    fresh = np.stack([sent[client] for client in newcomers]) if newcomers else after[:0]
+    before, after = np.concatenate([had, fresh]), np.concatenate([after, fresh])
+    labels = np.array(state.of([*known, *newcomers]), np.int64)
+    if newcomers and not found:
+        now = nearest(state.centroids, labels, after)
+    else:
+        now = follow(state.centroids, labels, before, after, classes)
+    models = state.models
+    for parent in now.parents:
+        models = concat([models, spread(row(models, parent), 1)])
+    state = replace(
+        state,
+        models=models,
+        centroids=now.centroids,
+        cluster=dict(zip([*known, *newcomers], now.labels.tolist(), strict=True)),
+        bits={**state.bits, **{client: pack_bits(own) for client, own in sent.items()}},
+    )
+    moved = int((now.labels != labels)[: len(known)].sum())
+    return state, {"moved": moved, "founded": len(now.parents)}
 
 
 def follow(centroids: Centroids, labels: Ints, before: Bits, after: Bits, classes: int) -> Followed:
@@ -64,15 +95,6 @@ def follow(centroids: Centroids, labels: Ints, before: Bits, after: Bits, classe
         labels[client] = centroids.nearest(after[client][None])[0]
         centroids = centroids.with_member(int(labels[client]), after[client])
     return Followed(labels, centroids, parents)
-
-
-def nearest(centroids: Centroids, labels: Ints, bits: Bits) -> Followed:
-    """Put newcomers (label -1) with the nearest centre, one after the other; the others stay where they are."""
-    labels = labels.copy()
-    for client in np.flatnonzero(labels < 0):
-        labels[client] = centroids.nearest(bits[client][None])[0]
-        centroids = centroids.with_member(int(labels[client]), bits[client])
-    return Followed(labels, centroids, [])
 
 
 def _grouped(members: Ints, bits: Bits, classes: int) -> list[Ints]:

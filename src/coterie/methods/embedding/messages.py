@@ -10,8 +10,8 @@ from torch import Tensor
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack
 from coterie.methods.base import Models
-from coterie.methods.embedding.centroids import Centroids
-from coterie.methods.embedding.pretraining import Encoder
+from coterie.methods.embedding.autoencoder import Encoder
+from coterie.methods.embedding.clustering.centroids import Centroids
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from coterie.core.panels import (
     Heatmap,
@@ -17,10 +16,13 @@ from coterie.core.panels import (
     Text,
     image_grid,
 )
-from coterie.methods.embedding.bits import Bits
-from coterie.methods.embedding.pretraining import Encoder
+from coterie.core.samples import ClientId
+from coterie.methods.embedding.autoencoder import Encoder
+from coterie.methods.embedding.bits import Bits, unpack_bits
+from coterie.methods.embedding.clustering.ward import squared_distances
+from coterie.methods.embedding.messages import Groups
 from coterie.methods.embedding.privacy import epsilon_per_bit, epsilon_total
-from coterie.methods.embedding.ward import squared_distances
+from coterie.methods.embedding.settings import Settings
 
 _MOST_MERGES = 20
 _MOST_CLIENTS = 100
@@ -28,16 +30,16 @@ _MOST_CLASSES = 10
 
 
 def embedding_panels(
-    autoencoder: Encoder,
-    bits: Bits,
-    clusters: Sequence[int],
-    truth: Sequence[int] | None,
-    heights: Tensor | None,
-    flips: Sequence[float],
-    reports: int = 1,
+    settings: Settings, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None
 ) -> list[Panel]:
     """The tree's heights, distances between clients, the clusters, what the decoder makes of them, the privacy."""
-    panels: list[Panel] = [_clusters(clusters, truth)]
+    known = [i for i, client in enumerate(ids) if client in state.bits]
+    if not known or state.centroids is None:
+        return []
+    some, autoencoder, heights = [ids[i] for i in known], state.autoencoder, state.heights
+    bits = unpack_bits(torch.stack([state.bits[client] for client in some]), state.centroids.means.shape[1])
+    clusters = state.of(some)
+    panels: list[Panel] = [_clusters(clusters, None if truth is None else [truth[i] for i in known])]
     if heights is not None and len(heights):
         last = heights.flip(0)[:_MOST_MERGES]
         panels.append(
@@ -52,7 +54,8 @@ def embedding_panels(
     panels.append(_distances(bits, clusters))
     if len(autoencoder.shape) == 3 and autoencoder.shape[0] in (1, 3):
         panels.append(_decoded(autoencoder, bits, clusters))
-    panels.append(_privacy(flips, bits.shape[1], reports))
+    flips = [settings.flip_of(client) for client in some]
+    panels.append(_privacy(flips, bits.shape[1], 2 if settings.reembed else 1))
     return panels
 
 

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from coterie.core.cohort import (
-    Cohort,
-    Optimiser,
-    local_sgd,
-    probabilities,
-)
+from coterie.core.aggregate import combined, combined_one
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import probabilities
 from coterie.core.federation import Federation, Nothing
+from coterie.core.optimiser import Optimiser
 from coterie.core.samples import (
     ClientData,
     ClientId,
@@ -31,12 +29,13 @@ from coterie.core.states import (
     State,
     distance,
     flat,
-    mean,
     spread,
     stack,
 )
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.methods.base import Models
+from coterie.methods.fedcg.classifier import domain_classifier, with_offsets
 from coterie.methods.fedcg.domains import (
     UNEVEN,
     Moments,
@@ -54,9 +53,8 @@ from coterie.methods.fedcg.equipartition import (
     is_even,
     next_offsets,
 )
-from coterie.methods.fedcg.layers import plain
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Weigh
-from coterie.models.domains import domain_classifier, with_offsets
+from coterie.methods.fedcg.wrapping import plain
 
 if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG
@@ -198,7 +196,7 @@ class TeacherFinder(Finder):
 
     def renewed(self, state: Domains, replies: Report, round: int) -> Domains:
         """FedAvg of the students; every T rounds the result is the new teacher."""
-        student = mean(replies.student, replies.size)
+        student = combined_one(self.method.aggregate, replies.student, replies.size, state.student)
         if (round + 1) % self.method.teacher_every:
             return replace(state, student=student)
         return replace(state, student=student, teacher=student, offsets=torch.zeros(0))
@@ -236,12 +234,16 @@ class ModelFinder(_KnownFinder):
         if len(state.centres):
             return state
         replies = fed.ask(self.method.train_alone, sorted(fed.ids), same=Models(plain(fed.task).init(fed.seed)))
+        begun = plain(fed.task).init(fed.seed)
+        replies = self.method.usable(fed, replies, spread(begun, len(replies.ids)))
         if replies.value is None:
             return state
         labels = kmeans(flat(replies.value.model), self.method.domains, _seed(fed))
-        each = [mean(replies.value.model, (labels == d).double()) for d in range(int(labels.max()) + 1)]
+        first = spread(begun, int(labels.max()) + 1)
+        equal = torch.ones(len(labels), dtype=torch.float64)
+        each = combined(self.method.aggregate, replies.value.model, equal, labels, first)
         cluster = dict(zip(replies.ids, labels.tolist(), strict=True))
-        return replace(state, cluster=cluster, centres=flat(stack(each)))
+        return replace(state, cluster=cluster, centres=flat(each))
 
     def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
         """Newcomers train alone, too, and go to the nearest centre."""

@@ -15,7 +15,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from coterie.core.cohort import Cohort, evaluate, local_sgd
+from coterie.core.aggregate import combined, combined_one
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Federation,
     Nothing,
@@ -27,11 +29,11 @@ from coterie.core.samples import ClientId
 from coterie.core.states import (
     Stack,
     State,
-    mean,
     spread,
     stack,
 )
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
 from coterie.methods.fedcg.domains import (
     domain_panels,
@@ -41,11 +43,11 @@ from coterie.methods.fedcg.domains import (
 )
 from coterie.methods.fedcg.equipartition import soft_assignments
 from coterie.methods.fedcg.finders import FINDERS, Finder, TeacherFinder
-from coterie.methods.fedcg.layers import Wrapping, plain
+from coterie.methods.fedcg.graph import FixedAdjacency, Graph, Sigma, WKind, distance_adjacency, fixed_adjacency
+from coterie.methods.fedcg.layers import ResidualStart
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Sums, Weigh, Weighed
-from coterie.models.domain_graph import FixedAdjacency, Graph, Sigma, WKind, distance_adjacency, fixed_adjacency
-from coterie.models.domains import DomainNet, fedcg
-from coterie.models.residual import ResidualStart
+from coterie.methods.fedcg.network import DomainNet, fedcg
+from coterie.methods.fedcg.wrapping import Wrapping, plain
 
 _COMMON = ("model", "teacher", "student")
 _LEAST = {"domains": 1, "bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}
@@ -125,6 +127,7 @@ class FedCG(ServerMethod[Domains]):
             "start": "random",
             "averaging": "domains",
             "routing": "image",
+            "aggregate": "mean",
         },
     }
 
@@ -170,13 +173,13 @@ class FedCG(ServerMethod[Domains]):
         """Only k-means on models must ask newcomers: they train once and go to the nearest centre."""
         return self._finder.admit(state, fed, new)
 
-    @on_client
+    @on_client("features")
     def describe(self, c: Cohort, sent: Nothing) -> Sums:
         """On the client: sums of features and of their products."""
         own = [features_of(c.task.inputs(client.train.x), c.seed, self.features) for client in c.data]
         return Sums(torch.stack([f.sum(0) for f in own]), torch.stack([triangle(f.T @ f) for f in own]), c.size)
 
-    @on_client
+    @on_client("features")
     def weigh(self, c: Cohort, sent: Weigh) -> Weighed:
         """On the client: how much of its samples a teacher puts into each domain, and its outputs in sum."""
         finder = TeacherFinder(self)
@@ -192,7 +195,7 @@ class FedCG(ServerMethod[Domains]):
         sums = [torch.stack(each) for each in (soft, products, total, squares)]
         return Weighed(sums[0], sums[1], sums[2], sums[3], c.size)
 
-    @on_client
+    @on_client("models")
     def train_alone(self, c: Cohort, sent: Models) -> Trained:
         """On the client: epochs of its own with the plain network, from the common start.
 
@@ -206,11 +209,12 @@ class FedCG(ServerMethod[Domains]):
         finder = self._finder
         ids, state = fed.sample(self.fraction), finder.search(state, fed)
         replies = fed.ask(self.train, ids, each=self._message(state, fed, ids), common=_COMMON)
+        replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
         if replies.value is None:
             return state, {}
         net = fed.task.module
         assert isinstance(net, DomainNet)
-        counts = replies.value.counts.sum(0).double()
+        counts = _told(replies.value.counts, replies.value.size).sum(0)
         model = self._averaged(replies.value, state.model, net.residuals)
         if self.graph == "distance":
             theta = torch.cat([model[name].double() for name in net.residuals], dim=1)
@@ -227,7 +231,7 @@ class FedCG(ServerMethod[Domains]):
         domain = finder.domain_of(state, fed, ids)
         return Sent(state.model, finder.teacher(state), state.student, state.pooled, domain)
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Sent) -> Report:
         """On the client: every sample trains the residuals of its domain; then the student learns from the teacher."""
         finder = self._finder
@@ -243,16 +247,18 @@ class FedCG(ServerMethod[Domains]):
 
         With `averaging = "clients"` the untouched copies of clients without samples of a domain are averaged in, too.
         """
-        model = mean(replies.model, replies.size)
+        model = combined_one(self.aggregate, replies.model, replies.size, previous)
         if self.averaging == "clients":
             return model
-        reached = replies.counts.double()
+        reached = _told(replies.counts, replies.size)
         if self.averaging == "reach" and "adjacency" in previous:
             reached = reached @ previous["adjacency"].double()
-        shares = reached / reached.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-        for name in residuals:
-            mixed = torch.einsum("cd,cdq->dq", shares.to(model[name].dtype), replies.model[name])
-            model[name] = torch.where((reached.sum(0) > 0)[:, None], mixed, previous[name])
+        for d in range(self.domains):
+            own = {name: replies.model[name][:, d] for name in residuals}
+            before = {name: previous[name][d : d + 1] for name in residuals}
+            together = torch.zeros(len(reached), dtype=torch.int64)
+            for name, tensor in combined(self.aggregate, own, reached[:, d], together, before).items():
+                model[name][d] = tensor[0]
         return model
 
     def _measures(self, model: State, counts: Tensor, replies: Report, lambdas: Sequence[str]) -> Log:
@@ -274,7 +280,7 @@ class FedCG(ServerMethod[Domains]):
         message = self._message(state, fed, ids)
         return fed.ask(self.route_and_judge, ids, each=message, common=_COMMON, purpose="evaluation")
 
-    @on_client
+    @on_client("scores")
     def route_and_judge(self, c: Cohort, sent: Sent) -> Assessment:
         """On the client: every test sample by its own domains, or all by what they look like together."""
         finder = self._finder
@@ -296,3 +302,9 @@ class FedCG(ServerMethod[Domains]):
     def panels(self, state: Domains, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Collapse, the weight of the residuals and the adjacency."""
         return domain_panels(state.history, state.samples, state.model.get("adjacency"))
+
+
+def _told(counts: Tensor, size: Tensor) -> Tensor:
+    """Samples by domain, [C, D], which are as many as the client has: nobody weighs more by claiming more of them."""
+    given = counts.double().clamp_min(0)
+    return given * (size.double() / given.sum(1).clamp_min(1))[:, None]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import probabilities
+from coterie.core.evaluation import probabilities
 from coterie.core.states import Stack, count
 from coterie.core.task import Task
 from coterie.core.threads import worker_pool
@@ -35,6 +35,12 @@ def label_shares(labels: Sequence[Tensor], classes: int) -> Tensor:
     counts = torch.stack([torch.bincount(y, minlength=classes) for y in labels]).double()
     total = counts.sum(1, keepdim=True)
     return torch.where(total > 0, counts / total.clamp_min(1), 1 / classes)
+
+
+def known_shares(said: Mapping[str, Tensor], ids: Sequence[str], classes: int) -> Tensor:
+    """p_i(y) of some clients as they said it, [N, classes]; uniform where a client's introduction was lost."""
+    uniform = torch.full((classes,), 1 / classes, dtype=torch.float64)
+    return torch.stack([said.get(client, uniform) for client in ids])
 
 
 def read_samples(task: Task, clients: Stack, clusters: Stack, samples: Tensor) -> Readings:

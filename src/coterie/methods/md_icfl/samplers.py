@@ -1,4 +1,4 @@
-"""Samples that cluster models believe in, made on the server from nothing but the models (MD-ICFL, section 3.3).
+"""Samples D_j^k that cluster models believe in, made on the server from nothing but the models (section 3.3).
 
 Both ways minimise the cross-entropy of the wanted class plus lambda / 2 times the distance to the prior mean. Norms are
 per sample. The networks are in evaluation mode and stay as they are; only pixels or generators learn.
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from coterie.core.compiled import Refusal
 from coterie.core.optimiser import Updates
 from coterie.core.samples import Samples
 from coterie.core.states import (
@@ -23,11 +24,41 @@ from coterie.core.states import (
     row,
 )
 from coterie.core.task import Task
-from coterie.kernel import Net
-from coterie.kernel import bridge as fast
+from coterie.methods.md_icfl.messages import Distanced
+from coterie.methods.md_icfl.settings import Settings
 
 _TINY = 1e-12  # the norm has no gradient at 0
 _EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class PseudoData:
+    """The data sets D_j^k of all clusters, [K, C, M, ...], and the generators that drew them, where generators did."""
+
+    samples: Tensor
+    generators: Stack | None = None
+
+
+def pseudo_data(settings: Settings, state: Distanced, task: Task, g: torch.Generator) -> PseudoData:
+    """D_j^k by equation 6 (back-search) or 7 (generator), from noise or (ours: warm) from those of the last round."""
+    if settings.prior_mean is not None or not state.means:
+        mean = torch.full((settings.k, 1), settings.prior_mean or 0.0)
+    else:
+        mean = prior_means(state.means, state.cluster, settings.k)
+    goal = Objective(mean, settings.prior, settings.prior_squared, settings.clip)
+    if settings.sampling == "back-search":
+        last = state.samples if settings.warm_steps else None
+        shape = (settings.k, task.classes, settings.per_class, *task.shape)
+        start = torch.randn(shape, generator=g) if last is None else last
+        steps = settings.steps if last is None else settings.warm_steps
+        return PseudoData(back_search(task, state.models, start, goal, steps, settings.search_lr))
+    first, steps = state.generators if settings.generator_warm_steps else None, settings.generator_warm_steps
+    if first is None:
+        steps = settings.generator_steps
+        first = fresh_generators(task.shape, task.classes, mean, settings.noise, settings.generator_hidden, g)
+    lr, batch = settings.generator_lr, settings.generator_batch
+    generators = train_generators(task, state.models, first, goal, steps=steps, lr=lr, batch=batch, g=g)
+    return PseudoData(draw(task, generators, settings.per_class, goal, g), generators)
 
 
 @dataclass(frozen=True)
@@ -53,15 +84,15 @@ class Objective:
 
 
 class _Readers:
-    """The cluster models as fixed functions of their inputs: by the compiled kernel where it can, else by torch.
+    """The cluster models as fixed functions of their inputs: by the compiled backend where it can, else by torch.
 
     Every cluster has its own pass with all classes in it: on CPUs plain convolutions beat one grouped convolution.
     """
 
     def __init__(self, task: Task, clusters: Stack) -> None:
-        self._dtype, self._net = task.dtype, task.net
-        if isinstance(self._net, Net):
-            self._vectors = fast.vectors(self._net, clusters)
+        self._dtype = task.dtype
+        self._compiled = None if isinstance(task.compiled, Refusal) else task.compiled.input_gradients(clusters)
+        if self._compiled is not None:
             return
         self._module = task.module.eval()
         self._states = [
@@ -74,8 +105,8 @@ class _Readers:
         return torch.tensor([loss for loss, _ in each]), torch.stack([gradient for _, gradient in each]).to(x.dtype)
 
     def _one(self, cluster: int, x: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        if isinstance(self._net, Net):
-            return self._net.input_gradient(self._vectors[cluster], x.contiguous(), labels.contiguous())
+        if self._compiled is not None:
+            return self._compiled(cluster, x, labels)
         inputs = _plain(x).requires_grad_()
         with torch.enable_grad():
             logits = functional_call(self._module, self._states[cluster], (inputs,))

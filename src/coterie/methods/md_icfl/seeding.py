@@ -1,4 +1,4 @@
-"""Groups of clients from the directions of their first updates (ours; no part of the MD-ICFL paper).
+"""Ours, not in the paper: the first clusters from the directions of the clients' first updates.
 
 Clients that trained from one common model pull it in directions that differ by group. Of every client a running sum of
 these directions is kept, so that rounds add up and clients that were absent count with what they showed before.
@@ -8,17 +8,63 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from coterie.core.aggregate import combined
+from coterie.core.federation import Federation
+from coterie.core.samples import ClientId
 from coterie.core.states import (
     Stack,
     State,
     cosine,
     count,
+    row,
+    spread,
+    stack,
 )
 from coterie.core.task import Task
+from coterie.methods.base import Log, Models
+from coterie.methods.clustered import cluster_sizes
+from coterie.methods.md_icfl.distance import known_shares
+from coterie.methods.md_icfl.messages import Distanced, Seeds
+from coterie.methods.md_icfl.settings import Settings
+
+_MEMORY = 0.5  # what a client's earlier directions still count
+
+
+def seeding_round(
+    method: Settings, state: Distanced, fed: Federation, ids: Sequence[ClientId]
+) -> tuple[Distanced, Log]:
+    """One round of plain FedAvg; the clusters, once directions give the same K groups in successive rounds."""
+    assert state.seeds is not None
+    common = row(state.models, 0)
+    replies = fed.ask(method.train, ids, each=Models(state.models), rows=[0] * len(ids))
+    replies = method.usable(fed, replies, spread(common, len(replies.ids)))
+    if replies.value is None:
+        return state, {}
+    trained, weights = replies.value.model, method.weights(replies.value)
+    labels = method.seeding == "cosine-labels"
+    shares = known_shares(state.labels, replies.ids, fed.task.classes) if labels else None
+    vectors = dict(state.seeds.vectors)
+    turned = directions(trained, common, seeding_layer(fed.task), shares)
+    for client, vector in zip(replies.ids, turned, strict=True):
+        vectors[client] = _MEMORY * vectors[client] + vector if client in vectors else vector.clone()
+    enough = len(vectors) >= max(method.k, len(fed.ids) / 2)
+    groups = cosine_groups(vectors, method.k) if enough else {}
+    # the one model as FedAvg computes it, bit for bit
+    everyone = torch.zeros(len(replies.ids), dtype=torch.int64)
+    models = spread(row(combined(method.aggregate, trained, weights, everyone, stack([common])), 0), method.k)
+    alike = state.seeds.alike + 1 if steady(groups, state.seeds.groups) else 1
+    if not groups or (alike < method.agree and fed.round + 1 < method.patience):
+        alone = dict.fromkeys(vectors, 0)
+        return replace(state, models=models, cluster=alone, seeds=Seeds(vectors, groups, alike)), {"seeded": 0}
+    mine = torch.tensor([groups[client] for client in replies.ids])
+    models = combined(method.aggregate, trained, weights, mine, models, spread(common, len(replies.ids)))
+    log: Log = {"seeded": 1, "sizes": cluster_sizes(mine, method.k)}
+    return replace(state, models=models, cluster=groups, seeds=None, held=fed.round + 1 + method.hold), log
 
 
 def seeding_layer(task: Task) -> str:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.aggregate import Rule, combined_bags
+from coterie.core.cohort import Cohort
 from coterie.core.federation import (
     Failure,
     check_reply,
@@ -26,15 +27,10 @@ from coterie.core.federation import (
     model_norms,
 )
 from coterie.core.rng import rng
+from coterie.core.rows import RowMath
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Stack,
-    State,
-    bag_means,
-    concat,
-)
-from coterie.kernel import bridge as fast
-from coterie.kernel.library import Library
+from coterie.core.states import Stack, State, concat
+from coterie.core.training import local_sgd
 from coterie.methods.base import LocalTraining
 from coterie.methods.p2p.topology import (
     NOBODY,
@@ -196,7 +192,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         Trained models are averaged with equal weights, 1 / (k + 1), the peer's own among them.
         """
         new, chosen = self.select(c, node, inbox, self.measure(c, node, inbox))
-        return aggregate(inbox, chosen, fast.library_of(c.task)), new, chosen
+        return aggregate(inbox, chosen, c.task.row_math, self.aggregate), new, chosen
 
     def unpack_node(self, parts: Mapping[str, Tensor]) -> N:
         """The inverse of `pack_node`."""
@@ -209,11 +205,10 @@ def pack_node(node: object) -> dict[str, Tensor]:
     return wire.pack(node)[1]
 
 
-def aggregate(inbox: Inbox, chosen: Tensor, library: Library | None = None) -> Stack:
-    """The mean of every peer's own trained model and the chosen ones."""
-    bags = torch.cat([inbox.own[:, None], inbox.index], dim=1)
-    taken = torch.cat([torch.ones(len(chosen), 1, dtype=torch.bool), chosen], dim=1)
-    return bag_means(inbox.pool.model, bags[taken], chosen.sum(1) + 1, library)
+def aggregate(inbox: Inbox, chosen: Tensor, math: RowMath | None = None, rule: Rule = "mean") -> Stack:
+    """Every peer's own trained model and the chosen ones, averaged by a rule."""
+    others = torch.where(chosen, inbox.index, -1)
+    return combined_bags(rule, inbox.pool.model, inbox.own, others, math)
 
 
 def best(scores: Tensor, keys: Tensor, usable: Tensor, number: int) -> Tensor:

@@ -33,7 +33,6 @@ from coterie.core.states import (
     spread,
     take,
 )
-from coterie.kernel import bridge as fast
 from coterie.methods.base import Assessment, LocalTraining, Log, Models, RoundMethod
 from coterie.methods.p2p.base import (
     Inbox,
@@ -237,7 +236,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         answered = torch.tensor([position[client] for client in met.ids])
         node = {name: trimmed(put(state.node[name], rows, met.value.node[name])) for name in state.node}
         mine = replace(inbox, own=inbox.own[answered], index=inbox.index[answered])
-        models = aggregate(mine, met.value.chosen, fast.library_of(fed.task))
+        models = aggregate(mine, met.value.chosen, fed.task.row_math, self.method.aggregate)
         received = state.received.clone()
         received[rows] += inbox.mask[answered].sum(1)
         changed = replace(
@@ -253,17 +252,17 @@ class Simulated(RoundMethod[Network], Generic[N]):
         log: Log = {"awake": len(met.ids), **{k: v for k, v in moment.items() if v is not None and k != "round"}}
         return replace(changed, history=(*state.history, moment)), log
 
-    @on_client
+    @on_client()
     def begin(self, c: Cohort, sent: Nothing) -> Nodes:
         """On the peer: `PeerMethod.start`."""
         return Nodes(pack_node(self.method.start(c)))
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Models:
         """On the peer: `PeerMethod.train`."""
         return Models(self.method.train(c, sent.models))
 
-    @on_client
+    @on_client("models")
     def train_and_keep(self, c: Cohort, sent: Models) -> Models:
         """On the peer: `train`, and keep the answer, which may be asked for in a later round."""
         trained = self.train(c, sent)
@@ -271,14 +270,14 @@ class Simulated(RoundMethod[Network], Generic[N]):
         c.keep("began", sent.models)
         return trained
 
-    @on_client
+    @on_client("models")
     def last_sent(self, c: Cohort, sent: Nothing) -> Sent:
         """On the peer: its answer of an earlier round, as a real peer keeps it for those who ask."""
         nothing = spread(c.task.template, len(c))
         ever = torch.tensor(["sent" in memory for memory in c.memory])
         return Sent(c.recall("sent", nothing), c.recall("began", nothing), ever)
 
-    @on_client
+    @on_client("scores")
     def meet(self, c: Cohort, sent: Meeting) -> Met:
         """On the peer: measure, unless that was done for all at once, and select; means are taken of all at once."""
         node, inbox = self.method.unpack_node(sent.node), sent.inbox

@@ -1,11 +1,16 @@
 """PANM: peers that find their own neighbours (Li et al., "Mining Latent Relationships among Clients: Peer-to-peer
-Federated Learning with Adaptive Neighbor Matching")."""
+Federated Learning with Adaptive Neighbor Matching").
+
+The paper's symbols: N_i the neighbours of peer i (`node.neighbours`), C_i its l candidates and S_i its l neighbours
+that are compared (`choose`), H_i those that are found alike (`matching.same_group`), k the neighbours that are
+averaged. What is ours is in `ours`, and among the settings in `settings.Settings`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,14 +19,13 @@ from torch import Tensor
 from coterie.core.cohort import Cohort
 from coterie.methods.p2p.base import (
     Inbox,
-    PeerMethod,
     PeerView,
     Request,
     best,
     only,
     renewed,
 )
-from coterie.methods.p2p.similarity import LossScore, by_direction, by_loss
+from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.topology import (
     NOBODY,
     Keys,
@@ -29,23 +33,15 @@ from coterie.methods.p2p.topology import (
     draw,
     members,
 )
-from coterie.methods.panm.em import Rules, same_group
+from coterie.methods.panm.matching import confident, matched, same_group
+from coterie.methods.panm.settings import Matching, Settings
+from coterie.methods.panm.similarity import by_direction
 
 Stage = Literal["initialise", "match", "gossip"]
 
 
 @dataclass(frozen=True)
-class Matching:
-    """A peer's neighbours N_i [C, w], its rounds so far [C], and whom it measured last with what result [C, m]."""
-
-    neighbours: Tensor
-    age: Tensor
-    scored: Tensor
-    similarity: Tensor
-
-
-@dataclass(frozen=True)
-class PANM(PeerMethod[Matching]):
+class PANM(Settings):
     """Algorithm 1. Stage one, t1 rounds: the k most similar of l random peers and the last neighbours (confident
     neighbour initialisation, eq. 8). Stage two: gossip with k of the neighbours; every tau rounds the list is matched
     again by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
@@ -53,56 +49,10 @@ class PANM(PeerMethod[Matching]):
     A peer counts its own rounds, so that one that joins late goes through stage one too.
     """
 
-    t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
-    tau: int = field(default=2, metadata={"help": "in stage two neighbours are matched every tau rounds"})
-    metric: Literal["grad", "loss"] = field(
-        default="grad",
-        metadata={"help": "similarity by directions of learning (grad) or by loss on the peer's own data"},
-    )
-    alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
-    weigh: Literal["fixed", "fisher", "late"] = field(
-        default="late",
-        metadata={
-            "help": "alpha is fixed, or the most that the last update weighs, as far as it tells neighbours: always "
-            "(fisher), or in stage two (late)"
-        },
-    )
-    loss_score: LossScore = field(
-        default="inverse", metadata={"help": "similarity in loss: 1 / F (inverse) or -F (negative)"}
-    )
-    guard: float = field(
-        default=1.5,
-        metadata={
-            "help": "a matching changes the list only if the groups' means are this many deviations apart; 0: always"
-        },
-    )
-    monotone: bool = field(
-        default=True,
-        metadata={"help": "a similarity above the larger mean always matches, one below the smaller never"},
-    )
-    least_sigma: float = field(
-        default=1e-3,
-        metadata={"help": "least deviation of a group in the matching, as a share of the similarities' range; 0: none"},
-    )
-    fill: bool = field(
-        default=True, metadata={"help": "with fewer than l neighbours, match with more candidates: 2 l models in all"}
-    )
-
     name: ClassVar[str] = "panm"
     paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
     summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
     node_type: ClassVar[type[Matching]] = Matching
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"weigh": "fixed", "guard": 0.0, "monotone": False, "least_sigma": 0.0, "fill": False}
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.t1 >= 0, "t1", "be at least 0")
-        self._require(self.tau >= 1, "tau", "be at least 1")
-        self._require(0 <= self.alpha <= 1, "alpha", "lie in [0, 1]")
-        self._require(self.guard >= 0, "guard", "be at least 0")
-        self._require(0 <= self.least_sigma <= 1, "least_sigma", "lie in [0, 1]")
 
     def start(self, c: Cohort) -> Matching:
         """No neighbours yet: N_i is empty."""
@@ -151,7 +101,7 @@ class PANM(PeerMethod[Matching]):
         asked = only(inbox, self._measuring(node, inbox.keys))
         if self.metric == "loss":
             return by_loss(c, asked, self.loss_score)
-        return by_direction(c, asked, self.alpha, self._compared(node, _listed(inbox.keys, node.neighbours)))
+        return by_direction(c, asked, self.alpha, self.compared(node, _listed(inbox.keys, node.neighbours)))
 
     def select(self, c: Cohort, node: Matching, inbox: Inbox, similarity: Tensor) -> tuple[Matching, Tensor]:
         """Renew the list where similarities were measured, and say whom to aggregate."""
@@ -159,17 +109,18 @@ class PANM(PeerMethod[Matching]):
         measuring = self._measuring(node, inbox.keys)
         top = best(similarity, inbox.keys, inbox.mask, self.k)
         initialise = measuring & ((node.age < self.t1) | ~known.any(1))
-        matched = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), self._rules))
+        same = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), self.rules))
         lists, chosen = [], torch.zeros_like(inbox.mask)
         for peer in range(len(c)):
             old, keys, came = members(node.neighbours[peer]), inbox.keys[peer].numpy(), inbox.mask[peer].numpy()
             if bool(initialise[peer]):
-                lists.append(self._confident(old, keys[top[peer].numpy()]))
+                lists.append(confident(old, keys[top[peer].numpy()], self.k))
                 chosen[peer] = top[peer]
             elif bool(measuring[peer]):
-                same = matched[peer].numpy() if matched[peer].any() else known[peer].numpy() & came
-                lists.append(_matched(old, keys[came & known[peer].numpy()], keys[same & came]))
-                chosen[peer] = self._partners(c, peer, keys, same & came)
+                near = known[peer].numpy() & came
+                like = (same[peer].numpy() if same[peer].any() else near) & came
+                lists.append(matched(old, keys[near], keys[like]))
+                chosen[peer] = self._partners(c, peer, keys, like)
             else:
                 lists.append(old)
                 chosen[peer] = inbox.mask[peer]
@@ -180,25 +131,6 @@ class PANM(PeerMethod[Matching]):
             scored=renewed(measuring[:, None], torch.where(inbox.mask, inbox.keys, NOBODY), node.scored),
             similarity=renewed(measuring[:, None], similarity, node.similarity),
         ), chosen
-
-    def _compared(self, node: Matching, known: Tensor) -> Tensor | None:
-        """The neighbours by whom alpha is weighed; None: alpha is fixed, as in the paper.
-
-        "late": none in stage one, where the noise of theta1 has its use: by theta2 alone, who was averaged once stays
-        the most similar for good, and a group falls into cliques.
-        """
-        if self.weigh == "fixed":
-            return None
-        return known & (node.age >= self.t1)[:, None] if self.weigh == "late" else known
-
-    @property
-    def _rules(self) -> Rules:
-        return Rules(self.guard, self.monotone, self.least_sigma)
-
-    def _confident(self, old: Keys, top: Keys) -> Keys:
-        """The k most similar; where fewer came, silent old neighbours fill the list."""
-        silent = [key for key in old.tolist() if key not in set(top.tolist())]
-        return np.array([*top.tolist(), *silent[: max(0, self.k - len(top))]], dtype=np.int64)
 
     def _partners(self, c: Cohort, peer: int, keys: Keys, fine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tensor:
         """k of the matched peers, whose models are at hand."""
@@ -213,10 +145,3 @@ class PANM(PeerMethod[Matching]):
 def _listed(keys: Tensor, lists: Tensor) -> Tensor:
     """Which keys [C, m] stand in the same row of `lists` [C, w]."""
     return (keys[:, :, None] == lists[:, None, :]).any(2) & (keys != NOBODY)
-
-
-def _matched(old: Keys, asked: Keys, same: Keys) -> Keys:
-    """Equation 18, N <- (N - S) + H; the list never becomes empty."""
-    kept = [key for key in old.tolist() if key not in set(asked.tolist())]
-    new = sorted({*kept, *same.tolist()})
-    return np.array(new, dtype=np.int64) if new else old

@@ -9,6 +9,12 @@ from flwr.clientapp import ClientApp
 
 from coterie.deploy.boundary import place
 from coterie.deploy.client import Device, client_data
+from coterie.deploy.consent import (
+    MOST_QUESTIONS,
+    Consent,
+    own_secret,
+    refused_words,
+)
 from coterie.deploy.flower.transport import answer
 
 
@@ -20,7 +26,13 @@ class DeviceApp(ClientApp):
         own = context.node_config
         name = str(own["name"])
         memory = Path(str(own.get("memory", place(Path(".coterie"), name))))
-        device = Device(name, client_data(Path(str(own["data"])), name), memory, str(own.get("model", "")))
+        consent = Consent(
+            refused_words(str(own.get("refuse", ""))),
+            float(str(own.get("least-flip", 0))),
+            int(str(own.get("most-questions", MOST_QUESTIONS))),
+        )
+        data, model = client_data(Path(str(own["data"])), name), str(own.get("model", ""))
+        device = Device(name, data, memory, model, secret=own_secret(memory), consent=consent)
         return answer(device, message)
 
 

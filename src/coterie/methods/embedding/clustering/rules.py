@@ -11,8 +11,8 @@ import numpy as np
 from coterie.core.errors import CoterieError, installing, unknown
 from coterie.core.rng import key64
 from coterie.core.threads import one_thread_everywhere
-from coterie.methods.embedding.split_half import Bits, groups_by_halves
-from coterie.methods.embedding.ward import (
+from coterie.methods.embedding.clustering.split_half import Bits, groups_by_halves
+from coterie.methods.embedding.clustering.ward import (
     Floats,
     Ints,
     Tree,

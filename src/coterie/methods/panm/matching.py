@@ -1,15 +1,17 @@
-"""Hard EM for two Gaussians: which of the measured similarities belong to the peer's group (PANM, section 3.2.3).
+"""How a peer's list of neighbours N_i is renewed (PANM, section 3.2): confident initialisation, heuristic matching.
 
-The paper's initialisation of gamma has its two components swapped; here the known neighbours start as "same", the
-candidates as "other", and what ends with the larger mean is "same". `Rules` holds what is ours; `PAPER` has none of it.
+Matching is hard EM for two Gaussians: which of the measured similarities belong to the peer's group. The paper's
+initialisation of gamma has its two components swapped; here the known neighbours start as "same", the candidates as
+"other", and what ends with the larger mean is "same". What we add is in `ours.Rules`; `PAPER` has none of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+
+from coterie.methods.p2p.topology import Keys
+from coterie.methods.panm.ours import PAPER, Rules
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -17,19 +19,17 @@ _ITERATIONS = 100
 _LEAST_SIGMA = 1e-4
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What we add to the paper's EM."""
-
-    guard: float = 0.0
-    """The list changes only where the means are more than this many (sigma_0 + sigma_1) apart; 0: always."""
-    monotone: bool = False
-    """A similarity above the larger mean is "same" and one below the smaller is "other", whatever the variances."""
-    least_sigma: float = 0.0
-    """No deviation is less than this share of the range of a row's similarities, or than 1e-4; 0: no floor."""
+def confident(old: Keys, top: Keys, k: int) -> Keys:
+    """ConfiNeighInit (equation 8): the k most similar; where fewer came, silent old neighbours fill the list."""
+    silent = [key for key in old.tolist() if key not in set(top.tolist())]
+    return np.array([*top.tolist(), *silent[: max(0, k - len(top))]], dtype=np.int64)
 
 
-PAPER = Rules()
+def matched(old: Keys, asked: Keys, same: Keys) -> Keys:
+    """HeurNeighMatch (equation 18), N <- (N - S) + H; the list never becomes empty."""
+    kept = [key for key in old.tolist() if key not in set(asked.tolist())]
+    new = sorted({*kept, *same.tolist()})
+    return np.array(new, dtype=np.int64) if new else old
 
 
 def same_group(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> Bools:

@@ -1,4 +1,4 @@
-"""Cluster centres that follow their members one by one: for newcomers, and for clients whose data have changed."""
+"""Cluster centres that follow their members one by one; newcomers go to the nearest, as in the paper (section IV)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.methods.embedding.bits import Bits
-from coterie.methods.embedding.ward import Floats, Ints
+from coterie.methods.embedding.clustering.ward import Floats, Ints
 
 _FAR = 6.0
 """Standard deviations beyond the usual distance of members to their centre, from which a client is a stranger."""
@@ -77,3 +77,21 @@ class Centroids:
             return np.zeros(len(bits), bool)
         limit = usual.mean() + _FAR * usual.std()
         return np.asarray(self.distances(bits).min(1) > limit)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Every client's cluster now, the centres, and for each new cluster the old one that is nearest to it."""
+
+    labels: Ints
+    centroids: Centroids
+    parents: list[int]
+
+
+def nearest(centroids: Centroids, labels: Ints, bits: Bits) -> Followed:
+    """Put newcomers (label -1) with the nearest centre, one after the other; the others stay where they are."""
+    labels = labels.copy()
+    for client in np.flatnonzero(labels < 0):
+        labels[client] = centroids.nearest(bits[client][None])[0]
+        centroids = centroids.with_member(int(labels[client]), bits[client])
+    return Followed(labels, centroids, [])

@@ -1,4 +1,4 @@
-"""The default rule for the number of clusters: groups found in half of the classes must show in the other half.
+"""Ours, the default rule for the number of clusters: groups found in half of the classes must show in the other half.
 
 A client's embedding has one block of bits per class. What tells groups of clients apart (a rotation, another
 labelling, another domain) shows in many classes; what merely makes clients of one group differ (which images they
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.rng import rng
-from coterie.methods.embedding.ward import (
+from coterie.methods.embedding.clustering.ward import (
     Floats,
     Ints,
     squared_distances,

@@ -1,0 +1,147 @@
+"""What a few lying clients cost the honest ones, with the plain mean and with the rules of `core.aggregate`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.runs.compare import once
+from coterie.runs.config import from_tables
+from experiments.registry import experiment
+from experiments.tables import Note, markdown
+
+_METHODS = (
+    *("fedavg", "fedprox", "scaffold", "ifca", "fedsem", "cfl", "md-icfl", "ladd", "embedding", "fedcg", "oracle"),
+    *("gossip", "pens", "panm"),
+)
+_ATTACKS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("-5 w", {"attack": "negate"}),
+    ("norm limit", {"attack": "norm"}),
+    ("size 10^9", {"attack": "size"}),
+    ("size < 0", {"attack": "minus"}),
+    ("-5 w, one cluster", {"attack": "negate", "join": True}),
+    ("near", {"attack": "near"}),
+    ("near, one cluster", {"attack": "near", "join": True}),
+    ("near, joined with 10^9", {"attack": "claim"}),
+    ("hidden", {"attack": "hidden"}),
+)
+_NUMBERS = (1, 4)
+_ROUNDS = 20
+_SCENARIOS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("rotated-digits", {"rounds": 20}),
+    ("rotated-mnist", {"rounds": 8, "clients": 20, "samples": 100, "test_samples": 100}),
+    ("rotated-fashion", {"rounds": 8, "clients": 20, "test_samples": 100}),
+    ("rotated-cifar10", {"rounds": 5, "clients": 12, "test_samples": 100}),
+    ("swapped-fashion", {"rounds": 8, "clients": 20, "test_samples": 100}),
+    ("swapped-cifar10", {"rounds": 5, "clients": 12, "test_samples": 100}),
+    ("cycled-cifar10", {"rounds": 5, "clients": 12, "samples": 200, "test_samples": 100}),
+    ("swapped-rotated-mnist", {"rounds": 8, "clients": 16, "samples": 200, "test_samples": 100}),
+    ("swapped-rotated-fashion", {"rounds": 8, "clients": 16, "samples": 200, "test_samples": 100}),
+    ("swapped-rotated-cifar10", {"rounds": 5, "clients": 12, "samples": 200, "test_samples": 100}),
+    ("multi-source-digits", {"rounds": 8, "clients": 16, "samples": 200, "test_samples": 100}),
+    ("pacs", {"rounds": 4, "clients": 12, "image_size": 32}),
+    ("mnist-writers", {"rounds": 8, "clients": 20}),
+)
+"""Every scenario whose data can be had here, made small."""
+
+
+class _Silent:
+    """A view that passes on notes alone."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Rounds pass in silence."""
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        self._note(text)
+
+
+def _accuracies(
+    method: str, rule: str, faults: Mapping[str, Any], folder: Path, seed: int, note: Note
+) -> dict[str, float]:
+    """Each honest client's accuracy after the last round."""
+    config = from_tables(
+        {
+            "method": method,
+            "rounds": _ROUNDS,
+            "evaluate_every": _ROUNDS,
+            "checkpoint_seconds": 300.0,
+            "settings": {"aggregate": rule},
+            "faults": dict(faults),
+        }
+    )
+    result = once(config, seed, folder, _Silent(note))
+    return dict(zip(result["client_ids"], result["per_client_accuracy"], strict=True))
+
+
+def lost(calm: Mapping[str, float], attacked: Mapping[str, float]) -> float:
+    """Points that the honest have less than the same clients had in a run without attackers and with the mean."""
+    return 100 * (statistics.fmean(calm[client] for client in attacked) - statistics.fmean(attacked.values()))
+
+
+@experiment(
+    "attacks", "points lost by the honest with 1 and 4 attackers of 40, mean and clipped", minutes=60, seeds=(0, 1)
+)
+def attacks(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """A row per method and rule; a cell holds the loss with 1 and with 4 attackers, a mean over the seeds."""
+    lines = []
+    for method in _METHODS:
+        for rule in ("mean", "clipped"):
+            calm = [_accuracies(method, "mean", {}, out / method / "calm-mean" / f"seed{s}", s, note) for s in seeds]
+            honest = [_accuracies(method, rule, {}, out / method / f"calm-{rule}" / f"seed{s}", s, note) for s in seeds]
+            before = statistics.fmean(100 * statistics.fmean(own.values()) for own in honest)
+            cells = []
+            for label, how in _ATTACKS:
+                losses = []
+                for number in _NUMBERS:
+                    name = label.replace(" ", "-").replace(",", "").replace("^", "").replace("<", "below")
+                    folder = out / method / f"{rule}-{name}-{number}"
+                    faults = {"attackers": number, **how}
+                    found = [
+                        lost(own, _accuracies(method, rule, faults, folder / f"seed{s}", s, note))
+                        for s, own in zip(seeds, calm, strict=True)
+                    ]
+                    losses.append(f"{statistics.fmean(found):.1f}")
+                cells.append(" / ".join(losses))
+            lines.append([method, rule, f"{before:.1f}", *cells])
+            note(" | ".join(lines[-1]))
+    text = markdown(["method", "aggregate", "honest %", *(label for label, _ in _ATTACKS)], lines)
+    (out / "table.md").write_text(text)
+    return text
+
+
+@experiment(
+    "attacks-honest", "what clipping costs where nobody attacks, every scenario, made small", minutes=30, seeds=(0, 1)
+)
+def honest(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Accuracy of honest runs with the mean, and how much clipping changes it, a mean over the seeds."""
+    lines = []
+    for scenario, small in _SCENARIOS:
+        sizes = {key: value for key, value in small.items() if key != "rounds"}
+        for method in ("fedavg", "ifca", "embedding", "gossip"):
+            found: dict[str, list[float]] = {"mean": [], "clipped": []}
+            for rule, values in found.items():
+                config = from_tables(
+                    {
+                        "method": method,
+                        "rounds": small["rounds"],
+                        "evaluate_every": small["rounds"],
+                        "checkpoint_seconds": 300.0,
+                        "scenario": {"name": scenario, **sizes},
+                        "settings": {"aggregate": rule, **({"encoder_rounds": 3} if method == "embedding" else {})},
+                    }
+                )
+                for seed in seeds:
+                    folder = out / scenario / method / rule / f"seed{seed}"
+                    values.append(100 * once(config, seed, folder, _Silent(note))["accuracy"])
+            mean, clipped = (statistics.fmean(found[rule]) for rule in ("mean", "clipped"))
+            lines.append([scenario, method, f"{mean:.2f}", f"{clipped:.2f}", f"{clipped - mean:+.2f}"])
+            note(" | ".join(lines[-1]))
+    text = markdown(["scenario", "method", "mean %", "clipped %", "difference"], lines)
+    (out / "table.md").write_text(text)
+    return text

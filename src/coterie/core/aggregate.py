@@ -1,0 +1,293 @@
+"""How the replies of a cluster become its next model: the plain mean, or a rule that a few false replies cannot ruin.
+
+Every method that averages models does it here; which rule it uses is the setting `aggregate`:
+
+- `mean`: the weighted mean, as the papers have it (McMahan et al. 2017). One false reply moves it as far as it likes.
+- `clipped`: the weighted mean after updates longer than `LONGEST` times the cluster's median length are shortened to
+  that length (norm clipping: Sun et al. 2019, "Can you really backdoor federated learning?"; around the model that was
+  sent: Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization"; between peers, around the
+  peer's own model: He et al. 2022, "Byzantine-robust decentralized learning via ClippedGossip").
+- `median`: number by number, the median of the replies (Yin et al. 2018, "Byzantine-robust distributed learning").
+- `trimmed`: number by number, the mean without the highest and the lowest fifth (the same paper).
+- `krum`: the mean of the replies that are nearest to the others (multi-Krum; Blanchard et al. 2017, "Machine learning
+  with adversaries: Byzantine tolerant gradient descent").
+- `geometric`: the point with the least weighted sum of distances to the replies, by smoothed Weiszfeld steps (RFA;
+  Pillutla et al. 2022, "Robust aggregation for federated learning").
+
+What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` times the median of its
+cluster; `clipped` lets nobody pull, weight times length, more than that many median pulls; and an update more than
+`FAR` times as long as the median of all replies of a round is not used at all, neither for the mean nor for finding
+clusters (`too_long`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from coterie.core.rows import RowMath
+from coterie.core.states import (
+    Stack,
+    State,
+    bag_means,
+    concat,
+    count,
+    group_means,
+    row,
+    stack,
+    take,
+)
+
+Rule = Literal["mean", "clipped", "median", "trimmed", "krum", "geometric"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+LONGEST = 2.0
+"""`clipped` shortens updates to this many median lengths."""
+HEAVIEST = 3.0
+"""No reply weighs more than this many median weights, or pulls more than this many median pulls."""
+FAR = 10.0
+"""An update this many times as long as the median is no honest one."""
+FEWEST = 4
+"""Of fewer replies than this nobody can say which is the odd one."""
+_TRIM = 0.2
+_WEISZFELD_STEPS = 32
+_NEAR = 1e-6  # nu of the smoothed Weiszfeld algorithm
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def combined(
+    rule: Rule, models: Stack, weights: Tensor, groups: Tensor, previous: Stack, sent: Stack | None = None
+) -> Stack:
+    """The next model of every group from the replies of its members; a group without members keeps its previous one.
+
+    `groups` [C] is the group of each reply, 0 .. K-1; `previous` holds the K models. `sent` holds what each reply began
+    with, where that is not its group's model (clients that have just been moved). Replies that weigh nothing are left
+    out.
+    """
+    if rule == "mean":
+        return group_means(models, weights, groups, previous)
+    weights = capped(weights, groups)
+    if rule == "clipped":
+        start = take(previous, groups) if sent is None else sent
+        return group_means(
+            shortened(models, start, clip_factors(models, start, weights, groups)), weights, groups, previous
+        )
+    result = {name: tensor.clone() for name, tensor in previous.items()}
+    for group, members in _members(weights, groups):
+        one = _RULES[rule](take(models, members), weights[members])
+        for name, tensor in one.items():
+            result[name][group] = tensor
+    return result
+
+
+def combined_one(rule: Rule, models: Stack, weights: Tensor, sent: State) -> State:
+    """The same where all replies are of one group."""
+    if not bool((weights > 0).any()):  # nobody has a sample: all alike
+        weights = torch.ones(count(models), dtype=torch.float64)
+    return row(combined(rule, models, weights, torch.zeros(count(models), dtype=torch.int64), stack([sent])), 0)
+
+
+def too_long(rule: Rule, models: Stack, sent: Stack) -> dict[int, float]:
+    """Replies whose updates no honest client makes: their rows, and how many median lengths they have."""
+    if rule == "mean" or count(models) < FEWEST:
+        return {}
+    lengths = distances(models, sent)
+    median = _middle(lengths)
+    return {int(i): float(lengths[i] / median) for i in torch.nonzero(lengths > FAR * median)[:, 0]} if median else {}
+
+
+def capped(weights: Tensor, groups: Tensor) -> Tensor:
+    """Weights of which none is above `HEAVIEST` times the usual one of its group, or below 0."""
+    result = weights.double().clamp_min(0)
+    limits = {group: HEAVIEST * middle for group, _, middle in _usual(result, result, groups)}
+    for group, members in _members(result, groups):
+        result[members] = result[members].clamp_max(limits[group])
+    return result
+
+
+def clip_factors(models: Stack, start: Stack, weights: Tensor, groups: Tensor) -> Tensor:
+    """By what each update is multiplied, [C]: 1, or less where its length, or length times weight, is too great."""
+    lengths = distances(models, start)
+    factors = torch.ones(len(groups), dtype=torch.float64)
+    for limit, amounts in ((LONGEST, lengths), (HEAVIEST, lengths * weights)):
+        for _, members, middle in _usual(amounts, weights, groups):
+            shorter = (limit * middle / amounts[members].clamp_min(_TINY)).clamp_max(1.0)
+            factors[members] = torch.minimum(factors[members], shorter)
+    return factors
+
+
+def _usual(amounts: Tensor, weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor, float]]:
+    """The members of each group and the median of their amounts; infinite where too few say what is usual."""
+    return [
+        (group, members, (_middle(amounts[members]) if len(members) >= FEWEST else 0.0) or float("inf"))
+        for group, members in _members(weights, groups)
+    ]
+
+
+def shortened(models: Stack, start: Stack, factors: Tensor) -> Stack:
+    """start + factor (model - start); a reply with factor 1 is not touched, counters of a shortened one stay."""
+    touched = torch.nonzero(factors < 1)[:, 0]
+    if not len(touched):
+        return models
+    result: Stack = {}
+    for name, tensor in models.items():
+        first = start[name][touched]
+        by = factors[touched].view(-1, *[1] * (tensor.dim() - 1))
+        exact = first.double() + by * (tensor[touched].double() - first.double())
+        result[name] = tensor.index_copy(0, touched, exact.to(tensor.dtype) if tensor.is_floating_point() else first)
+    return result
+
+
+def distances(models: Stack, others: Stack) -> Tensor:
+    """Euclidean distance of each model to the other in the same row, [C], floating-point entries alone."""
+    total = torch.zeros(count(models), dtype=torch.float64)
+    for name, tensor in models.items():
+        if tensor.is_floating_point():
+            squares = (tensor.double() - others[name].double()).square()
+            total += squares.flatten(1).sum(1) if tensor.dim() > 1 else squares
+    return total.sqrt()
+
+
+# --- between peers ----------------------------------------------------------------------------------------------------
+
+
+def combined_bags(rule: Rule, models: Stack, own: Tensor, others: Tensor, math: RowMath | None = None) -> Stack:
+    """For each of P peers, its own model (row `own` [P]) and others (rows `others` [P, m], -1: none) become one.
+
+    All weigh the same. `clipped` shortens what lies between the own model and another's: a peer trusts itself.
+    """
+    taken = others >= 0
+    everyone = torch.cat([own[:, None], others], dim=1)
+    sizes = taken.sum(1) + 1
+    if rule in ("mean", "clipped"):
+        bags = everyone[everyone >= 0]
+        if rule == "clipped":
+            models, bags = _clipped_bags(models, own, others, taken, bags, math)
+        return bag_means(models, bags, sizes, math)
+    each = []
+    for bag in everyone:
+        members = take(models, bag[bag >= 0])
+        each.append(_RULES[rule](members, torch.ones(count(members), dtype=torch.float64)))
+    return stack(each)
+
+
+def _clipped_bags(
+    models: Stack, own: Tensor, others: Tensor, taken: Tensor, bags: Tensor, math: RowMath | None
+) -> tuple[Stack, Tensor]:
+    """The models with shortened ones added, and the bags with those in place of the long ones."""
+    asker, column = torch.nonzero(taken, as_tuple=True)
+    if not len(asker):
+        return models, bags
+    first, second = own[asker], others[asker, column]
+    lengths = torch.zeros(others.shape, dtype=torch.float64)
+    lengths[taken] = _pair_distances(models, first, second, math)
+    limit = torch.tensor([_reach(row_[mask]) for row_, mask in zip(lengths, taken, strict=True)]).double()[asker]
+    long = torch.nonzero((lengths[taken] > limit) & (limit > 0))[:, 0]
+    if not len(long):
+        return models, bags
+    new = shortened(take(models, second[long]), take(models, first[long]), limit[long] / lengths[taken][long])
+    places = torch.cat([torch.zeros(len(own), 1, dtype=torch.bool), taken], dim=1)
+    filled = torch.cat([own[:, None], others], dim=1)
+    filled[asker[long], column[long] + 1] = count(models) + torch.arange(len(long))
+    places[:, 0] = True
+    return concat([models, new]), filled[places]
+
+
+def _reach(lengths: Tensor) -> float:
+    """How far a peer goes towards another: `LONGEST` median distances.
+
+    Of few partners most may be false, so (ours) the nearest one counts too: no farther than `LONGEST` squared times it.
+    """
+    apart = lengths[lengths > 0]
+    return LONGEST * min(_middle(apart), LONGEST * float(apart.min())) if len(apart) else 0.0
+
+
+def _pair_distances(models: Stack, first: Tensor, second: Tensor, math: RowMath | None) -> Tensor:
+    """Distances between pairs of rows, each by the same sums however many pairs there are."""
+    parts = [t.reshape(len(t), -1) for t in models.values() if t.is_floating_point()]
+    if math is None or not all(math.takes(part) and part.is_contiguous() for part in parts) or not len(first):
+        return distances(take(models, first), take(models, second))
+    rows, place = torch.unique(torch.cat([first, second]), return_inverse=True)
+    left, right = place[: len(first)], place[len(first) :]
+    zero = [[torch.zeros(1, part.shape[1], dtype=part.dtype) for part in parts]]
+    pairs = torch.cat([first, rows]), torch.cat([second, rows])
+    product = math.products(parts, zero, *pairs)[0]
+    squares = product[len(first) :]
+    return (squares[left] + squares[right] - 2 * product[: len(first)]).clamp_min(0).sqrt()
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _middle(amounts: Tensor) -> float:
+    """The median of those above 0, the lower of two; 0 where there is none."""
+    positive = amounts[amounts > 0]
+    return float(positive.median()) if len(positive) else 0.0
+
+
+def _members(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
+    """Each group that has members, with the places of those that weigh something."""
+    used = weights > 0
+    return [(group, torch.nonzero(used & (groups == group))[:, 0]) for group in groups[used].unique().tolist()]
+
+
+def _of_numbers(rule: Callable[[Tensor], Tensor], models: Stack) -> State:
+    """A rule on sorted numbers [m, ...], entry by entry."""
+    found = {name: rule(tensor.double().sort(0).values) for name, tensor in models.items()}
+    return {
+        name: (tensor if models[name].is_floating_point() else tensor.round()).to(models[name].dtype)
+        for name, tensor in found.items()
+    }
+
+
+def _median(models: Stack, _: Tensor) -> State:
+    last = count(models) - 1
+    return _of_numbers(lambda numbers: (numbers[last // 2] + numbers[(last + 1) // 2]) / 2, models)
+
+
+def _left_out(members: int) -> int:
+    """How many of so many replies may be false: a fifth, at least one, always less than half."""
+    return min(max(int(_TRIM * members), 1), (members - 1) // 2)
+
+
+def _trimmed(models: Stack, _: Tensor) -> State:
+    cut = _left_out(count(models))
+    return _of_numbers(lambda numbers: numbers[cut : len(numbers) - cut].mean(0), models)
+
+
+def _krum(models: Stack, weights: Tensor) -> State:
+    """A reply's score is the sum of its squared distances to the m - f - 2 nearest others; the best m - f count."""
+    members = count(models)
+    false = _left_out(members)
+    apart = torch.zeros(members, members, dtype=torch.float64)
+    for tensor in models.values():
+        if tensor.is_floating_point():
+            numbers = tensor.double().reshape(members, -1)
+            apart += torch.stack([(numbers - own).square().sum(1) for own in numbers])
+    nearest = apart.sort(1).values[:, 1 : max(members - false - 1, 2)].sum(1)
+    best = nearest.argsort(stable=True)[: members - false].sort().values
+    return _weighted(take(models, best), weights[best])
+
+
+def _geometric(models: Stack, weights: Tensor) -> State:
+    """z <- sum_i b_i x_i / sum_i b_i with b_i = a_i / max(nu, |x_i - z|), from the mean."""
+    point = _weighted(models, weights)
+    for _ in range(_WEISZFELD_STEPS):
+        away = distances(models, {name: t.expand(count(models), *t.shape) for name, t in point.items()})
+        point = _weighted(models, weights / away.clamp_min(_NEAR))
+    return point
+
+
+def _weighted(models: Stack, weights: Tensor) -> State:
+    everyone = torch.zeros(count(models), dtype=torch.int64)
+    return row(group_means(models, weights, everyone, {name: tensor[:1] for name, tensor in models.items()}), 0)
+
+
+_RULES: dict[Rule, Callable[[Stack, Tensor], State]] = {
+    "median": _median,
+    "trimmed": _trimmed,
+    "krum": _krum,
+    "geometric": _geometric,
+}

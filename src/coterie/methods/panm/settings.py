@@ -1,0 +1,103 @@
+"""The settings of PANM: the paper's with its symbols, then ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from coterie.methods.p2p.base import PeerMethod
+from coterie.methods.p2p.similarity import LossScore
+from coterie.methods.panm.ours import Rules
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A peer's neighbours N_i [C, w], its rounds so far [C], and whom it measured last with what result [C, m]."""
+
+    neighbours: Tensor
+    age: Tensor
+    scored: Tensor
+    similarity: Tensor
+
+
+@dataclass(frozen=True)
+class PaperSettings(PeerMethod[Matching]):
+    """What the paper names. Of the settings of all peers, k and l are its k and l, epochs its e, lr its eta."""
+
+    t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
+    tau: int = field(default=2, metadata={"help": "in stage two neighbours are matched every tau rounds"})
+    metric: Literal["grad", "loss"] = field(
+        default="grad",
+        metadata={"help": "similarity by directions of learning (grad) or by loss on the peer's own data"},
+    )
+    alpha: float = field(default=0.5, metadata={"help": "weight of the last update's direction in grad (alpha)"})
+
+
+@dataclass(frozen=True)
+class Settings(PaperSettings):
+    """What we added to them. `preset=paper` turns all of it off."""
+
+    weigh: Literal["fixed", "fisher", "late"] = field(
+        default="late",
+        metadata={
+            "help": "alpha is fixed, or the most that the last update weighs, as far as it tells neighbours: always "
+            "(fisher), or in stage two (late)"
+        },
+    )
+    loss_score: LossScore = field(
+        default="inverse", metadata={"help": "similarity in loss: 1 / F (inverse) or -F (negative)"}
+    )
+    guard: float = field(
+        default=1.5,
+        metadata={
+            "help": "a matching changes the list only if the groups' means are this many deviations apart; 0: always"
+        },
+    )
+    monotone: bool = field(
+        default=True,
+        metadata={"help": "a similarity above the larger mean always matches, one below the smaller never"},
+    )
+    least_sigma: float = field(
+        default=1e-3,
+        metadata={"help": "least deviation of a group in the matching, as a share of the similarities' range; 0: none"},
+    )
+    fill: bool = field(
+        default=True, metadata={"help": "with fewer than l neighbours, match with more candidates: 2 l models in all"}
+    )
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            "weigh": "fixed",
+            "guard": 0.0,
+            "monotone": False,
+            "least_sigma": 0.0,
+            "fill": False,
+            "aggregate": "mean",
+        }
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.t1 >= 0, "t1", "be at least 0")
+        self._require(self.tau >= 1, "tau", "be at least 1")
+        self._require(0 <= self.alpha <= 1, "alpha", "lie in [0, 1]")
+        self._require(self.guard >= 0, "guard", "be at least 0")
+        self._require(0 <= self.least_sigma <= 1, "least_sigma", "lie in [0, 1]")
+
+    @property
+    def rules(self) -> Rules:
+        """What we add to the matching."""
+        return Rules(self.guard, self.monotone, self.least_sigma)
+
+    def compared(self, node: Matching, known: Tensor) -> Tensor | None:
+        """The neighbours by whom alpha is weighed; None: alpha is fixed, as in the paper.
+
+        "late": none in stage one, where the noise of theta1 has its use: by theta2 alone, who was averaged once stays
+        the most similar for good, and a group falls into cliques.
+        """
+        if self.weigh == "fixed":
+            return None
+        return known & (node.age >= self.t1)[:, None] if self.weigh == "late" else known

@@ -1,0 +1,211 @@
+"""The rules by which replies become a model: numbers derived by hand, and how many false replies each rule bears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from coterie.core.aggregate import (
+    FAR,
+    HEAVIEST,
+    LONGEST,
+    RULES,
+    Rule,
+    capped,
+    combined,
+    combined_bags,
+    combined_one,
+    too_long,
+)
+from coterie.core.federation import check_reply
+from coterie.core.states import Stack, State, group_means
+from coterie.data.own import OwnPopulation
+from coterie.methods import METHODS
+from coterie.runs.run import run
+from coterie.simulation.faults import Faults
+from tests.tiny import made, small_net
+
+ROBUST: list[Rule] = [rule for rule in RULES if rule != "mean"]
+
+
+def column(*numbers: float) -> Stack:
+    """Models of one number each."""
+    return {"w": torch.tensor(numbers, dtype=torch.float64)[:, None]}
+
+
+def one(rule: Rule, *numbers: float, weights: Tensor | None = None) -> float:
+    """The models of one number, all sent 0, as one model."""
+    shares = torch.ones(len(numbers), dtype=torch.float64) if weights is None else weights
+    return float(combined_one(rule, column(*numbers), shares, {"w": torch.zeros(1, dtype=torch.float64)})["w"])
+
+
+def test_each_rule_on_five_numbers_and_a_false_one() -> None:
+    """Replies 1, 2, 3, 4 and -100, all sent 0.
+
+    mean: -90 / 5 = -18. clipped: lengths 1, 2, 3, 4, 100 have median 3, so that -100 becomes -6: (10 - 6) / 5 = 0.8.
+    median: 2. trimmed: a fifth of 5 is 1 from each side, (1 + 2 + 3) / 3 = 2. krum, f = 1: scores are over the
+    5 - 1 - 2 = 2 nearest: 1: 1 + 4 = 5; 2: 1 + 1; 3: 1 + 1; 4: 1 + 4; -100: 101^2 + ...; the best four: 2.5.
+    """
+    numbers = (1.0, 2.0, 3.0, 4.0, -100.0)
+    assert one("mean", *numbers) == pytest.approx(-18)
+    assert one("clipped", *numbers) == pytest.approx(0.8)
+    assert one("median", *numbers) == pytest.approx(2)
+    assert one("trimmed", *numbers) == pytest.approx(2)
+    assert one("krum", *numbers) == pytest.approx(2.5)
+
+
+def test_the_geometric_median_of_three_corners() -> None:
+    """(0, 0), (1, 0) and (0, 1): the Fermat point (x, x) sees the side between the last two under 120 degrees.
+
+    Half of that side is 2^0.5 / 2, so the point is 2^0.5 / 2 / tan 60 = 1 / 6^0.5 away from its middle (1/2, 1/2):
+    x = 1/2 - 1 / 12^0.5 = (3 - 3^0.5) / 6.
+    """
+    models = {"w": torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)}
+    found = combined_one("geometric", models, torch.ones(3), {"w": torch.zeros(2, dtype=torch.float64)})["w"]
+    assert found.tolist() == pytest.approx([(3 - 3**0.5) / 6] * 2, abs=1e-3)
+
+
+def test_clipped_is_around_what_was_sent_to_each() -> None:
+    """Sent 10, 10, 10, 0: updates 1, 1, 1 and 9 (median 1); the last is shortened to 2: (11 + 11 + 11 + 2) / 4."""
+    sent = column(10, 10, 10, 0)
+    models = column(11, 11, 11, 9)
+    found = combined("clipped", models, torch.ones(4), torch.zeros(4, dtype=torch.int64), column(10), sent)
+    assert float(found["w"]) == pytest.approx(35 / 4)
+
+
+def test_nobody_weighs_more_than_three_medians_or_less_than_nothing() -> None:
+    """Group 0 has the median 2 (the lower of two). Group 1 has one member that weighs: too few to say what is usual."""
+    groups = torch.tensor([0, 0, 0, 0, 1, 1])
+    assert capped(torch.tensor([1.0, 2.0, 2.0, 1e9, 50.0, -7.0]), groups).tolist() == [1.0, 2.0, 2.0, 6.0, 50.0, 0.0]
+    assert capped(torch.tensor([1.0, 1.0, 90.0]), torch.zeros(3, dtype=torch.int64)).tolist() == [1.0, 1.0, 90.0], (
+        "three are too few"
+    )
+
+
+def test_a_heavy_reply_pulls_no_more_than_three_medians() -> None:
+    """Updates 1, 1, 1 with weights 1, and -2 with 10^9, which counts as 3 and pulls 6: shortened to -1.
+
+    (3 - 3 * 1) / 6 = 0. With the weight alone capped it would be (3 - 6) / 6.
+    """
+    assert one("clipped", 1, 1, 1, -2, weights=torch.tensor([1, 1, 1, 1e9])) == pytest.approx(0)
+
+
+def test_what_no_honest_client_sends_is_not_used_at_all() -> None:
+    models, sent = column(1, 2, 3, -31), column(0, 0, 0, 0)
+    assert too_long("clipped", models, sent) == {3: pytest.approx(31 / 2)}
+    assert too_long("mean", models, sent) == {}
+    assert too_long("clipped", column(1, 2, 3, -20), sent) == {}, f"{FAR:g} medians are still believed"
+    assert too_long("clipped", column(1, -900, 1), column(0, 0, 0)) == {}, "of three nobody knows who is odd"
+
+
+models_strategy = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=3, max_size=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models_strategy, st.integers(0, 2))
+def test_clipped_is_the_mean_bit_for_bit_where_nothing_is_long(rows: list[list[float]], shift: int) -> None:
+    models = {"w": torch.tensor(rows), "n": torch.arange(len(rows))}
+    groups = (torch.arange(len(rows)) + shift) % 2
+    sent = {"w": models["w"] - torch.tensor([1.0, 0.0, 0.0]), "n": models["n"]}  # every update has length 1
+    previous = {"w": torch.zeros(2, 3), "n": torch.zeros(2, dtype=torch.int64)}
+    weights = torch.linspace(1, 2.9, len(rows), dtype=torch.float64)
+    plain = group_means(models, weights, groups, previous)
+    found = combined("clipped", models, weights, groups, previous, sent)
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("rule", ROBUST)
+@settings(max_examples=40, deadline=None)
+@given(
+    honest=st.lists(st.floats(0.5, 1.0), min_size=8, max_size=12),
+    false=st.lists(st.sampled_from([-1e12, -50.0, 50.0, 1e12]), min_size=1, max_size=2),
+)
+def test_a_fifth_of_the_replies_cannot_carry_the_rest_away(rule: Rule, honest: list[float], false: list[float]) -> None:
+    """Breakdown: however far up to a fifth of the replies are, what comes out stays near the honest ones.
+
+    median, trimmed and krum stay within them but for rounding, geometric too in one dimension up to a bound; clipped
+    moves at most by a fifth of LONGEST times the longest honest update.
+    """
+    found = one(rule, *honest, *false)
+    share = len(false) / (len(honest) + len(false))
+    slack = LONGEST * share if rule in ("clipped", "geometric") else 1e-9
+    assert min(honest) * (1 - share) - slack <= found <= max(honest) + slack
+    assert abs(one("mean", *honest, *[1e12] * len(false))) > 1e10, "the mean is carried away"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_group_without_members_keeps_its_model_and_buffers_are_whole(rule: Rule) -> None:
+    models = {"w": torch.tensor([[1.0], [1.0], [1.0]]), "n": torch.tensor([3, 3, 3])}
+    previous = {"w": torch.tensor([[0.0], [7.0]]), "n": torch.tensor([1, 9])}
+    found = combined(rule, models, torch.ones(3), torch.zeros(3, dtype=torch.int64), previous)
+    assert found["w"].tolist() == [[1.0], [7.0]]
+    assert found["n"].tolist() == [3, 9]
+    assert found["n"].dtype == torch.int64
+
+
+def test_peers_clip_around_their_own_model() -> None:
+    """Own model 0, others at 1, 1 and -90: the median distance is 1, -90 becomes -2: (0 + 1 + 1 - 2) / 4 = 0.
+
+    The second peer has its own model 5 and asked one only, at 1: nothing to compare it with, (5 + 1) / 2 = 3.
+    """
+    pool = column(0, 1, 1, -90, 5)
+    own, others = torch.tensor([0, 4]), torch.tensor([[1, 2, 3], [1, -1, -1]])
+    assert combined_bags("clipped", pool, own, others)["w"].flatten().tolist() == pytest.approx([0, 3])
+    assert combined_bags("mean", pool, own, others)["w"].flatten().tolist() == pytest.approx([-22, 3])
+    assert combined_bags("median", pool, own, others)["w"].flatten().tolist() == pytest.approx([0.5, 3])
+
+
+def test_of_few_partners_the_nearest_counts_too() -> None:
+    """Others at 1, 50 and 60: the median would allow 100; four times the nearest is 4: (0 + 1 + 4 + 4) / 4."""
+    pool, own = column(0, 1, 50, 60), torch.tensor([0])
+    found = combined_bags("clipped", pool, own, torch.tensor([[1, 2, 3]]))
+    assert float(found["w"]) == pytest.approx(9 / 4)
+
+
+def test_a_reply_weighs_what_its_client_said() -> None:
+    reply = {"model/w": torch.ones(3, 1), "size": torch.tensor([5.0, 1e9, -5.0], dtype=torch.float64)}
+    said = torch.tensor([5, 7, -5])
+    good, bad = check_reply(["a", "b", "c"], reply, {"w": torch.zeros(1)}, 1e3, said=said)
+    assert good == [0]
+    assert bad["b"].kind == "refused"
+    assert bad["b"].reason == "it claims 1e+09 samples and said 7 when it joined"
+    assert "c" in bad, "nobody has fewer than no samples, whatever it said"
+
+
+AVERAGING = sorted(set(METHODS) - {"local", "fedfomo"})
+"""fedfomo's clients mix by themselves, only what lowers their own validation loss."""
+
+
+@pytest.mark.parametrize("attack", ["negate", "norm", "size", "minus"])
+@pytest.mark.parametrize("name", AVERAGING)
+def test_no_method_forgets_the_rule(name: str, attack: Any, digits: OwnPopulation) -> None:
+    """One of nine clients attacks: with the default rule every model stays about as long as in a calm run.
+
+    With the mean, -5 w takes two thirds of its length away in a single round, and the norm limit multiplies it.
+    """
+    calm = run(made(name), digits, small_net, rounds=2, seed=3)
+    stormy = run(made(name), digits, small_net, rounds=2, seed=3, faults=Faults(attackers=1, attack=attack))
+    assert len(stormy.client_ids) == 8, "attackers are not judged"
+    honest = {model for model in stormy.models if model.removeprefix("client-") in {model, *stormy.client_ids}}
+    assert honest & calm.models.keys()
+    for model in honest & calm.models.keys():
+        assert 0.75 < length(stormy.models[model]) / length(calm.models[model]) < 1.25, model
+
+
+def length(model: State) -> float:
+    return float(torch.cat([tensor.double().flatten() for tensor in model.values()]).norm())
+
+
+def test_the_mean_is_what_the_test_above_would_find(digits: OwnPopulation) -> None:
+    calm = run(made("fedavg"), digits, small_net, rounds=2, seed=3)
+    stormy = run(made("fedavg", aggregate="mean"), digits, small_net, rounds=2, seed=3, faults=Faults(attackers=1))
+    assert length(stormy.models["global"]) < 0.5 * length(calm.models["global"])
+
+
+def test_the_constants_that_the_numbers_above_were_derived_with() -> None:
+    assert (LONGEST, HEAVIEST, FAR) == (2.0, 3.0, 10.0)

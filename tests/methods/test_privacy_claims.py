@@ -1,0 +1,50 @@
+"""What docs/privacy.md says that an active server can find out, done."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from coterie.core.cohort import Cohort
+from coterie.core.federation import Nothing
+from coterie.core.samples import ClientData
+from coterie.core.task import Task
+from coterie.data.own import OwnPopulation
+from coterie.methods.fedcg import FedCG
+from coterie.methods.fedcg.domains import _projection
+from coterie.methods.md_icfl.messages import ClassDistances
+from coterie.methods.md_icfl.method import MDICFL
+from tests.tiny import small_net
+
+
+def test_fedcgs_moments_of_one_image_give_back_every_pixel(digits: OwnPopulation) -> None:
+    """relu(x D + s) of one image: the features above 0 are linear in its 64 pixels, and there are more than 64."""
+    method, task = FedCG(), Task.of(small_net, digits)
+    one = digits.client("c0").train.take(torch.tensor([0]))
+    sent = method.describe(Cohort(("c0",), task, (ClientData(one, one),), seed=4), Nothing())
+    directions, shift = _projection(4, 64, method.features)
+    seen = sent.total[0] > 0
+    assert int(seen.sum()) > 64
+    found = torch.linalg.lstsq(directions[:, seen].T.double(), (sent.total[0] - shift)[seen].double()[:, None]).solution
+    pixels = task.inputs(one.x).reshape(-1).double()
+    assert float((found[:, 0] - pixels).abs().max()) < 1e-3
+    assert F.mse_loss(found[:, 0], pixels) < 1e-8
+
+
+def test_six_made_up_questions_a_class_find_its_share(digits: OwnPopulation) -> None:
+    """Cluster 0 at distance 1 from class y and 0 from all others, cluster 1 at t from all: it says 0 if p(y) < t.
+
+    Six halvings of [0, 1] leave 1 / 64, a middle that is wrong by 1 / 128 at most: 60 questions for ten classes.
+    """
+    method, task = MDICFL(k=2, margin=0.0, seeding="none"), Task.of(small_net, digits)
+    cohort = Cohort(("c0",), task, (digits.client("c0"),))
+    labels = digits.client("c0").train.y
+    for label in range(10):
+        low, high = 0.0, 1.0
+        for _ in range(6):
+            middle = (low + high) / 2
+            distances = torch.full((1, 2, 10), middle, dtype=torch.float64)
+            distances[0, 0] = F.one_hot(torch.tensor(label), 10)
+            below = int(method.identify(cohort, ClassDistances(distances, torch.tensor([-1]))).cluster) == 0
+            low, high = (low, middle) if below else (middle, high)
+        assert abs((low + high) / 2 - float((labels == label).double().mean())) <= 1 / 128 + 1e-9
