@@ -20,7 +20,7 @@ from coterie.deploy.client import Device, client_data
 from coterie.deploy.flower.client import Security, join
 from coterie.deploy.protocol import to_text
 from coterie.deploy.zenoh.address import Address
-from coterie.deploy.zenoh.swarm import Swarm
+from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.runs.agreement import agree
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.peer import network_of
@@ -176,7 +176,9 @@ def test_a_peer_runs_no_code_that_another_peer_names(house: House) -> None:
     own = Device("0", client_data(house.folder / "run.toml", "0"), house.folder).hello
     notes: list[str] = []
     port = free_port()
-    with closing(Swarm("0", network_of(config), own, Address(f"127.0.0.1:{port}"), 1 << 20, notes.append)) as evil:
+    with closing(
+        PeerConnection("0", network_of(config), own, Address(f"127.0.0.1:{port}"), 1 << 20, notes.append)
+    ) as evil:
         evil.agree(to_text(replace(agree(config, {"0": own}), model="evil.py:build")))
         evil.enter()
         evil.announce(10**8 - 1)  # far ahead: nobody skips its rounds for that

@@ -1,4 +1,4 @@
-"""The parts of a deployment one by one: certificates, the door-keeper, the transport, the commands' sentences."""
+"""The parts of a deployment one by one: certificates, the filter, the transport, the commands' sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from coterie.data.own import OwnPopulation
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.client import client_data
 from coterie.deploy.flower.client import Security
-from coterie.deploy.flower.link import DoorKeeper
+from coterie.deploy.flower.link import RequestFilter
 from coterie.deploy.flower.pieces import (
     FRAMING,
     Tally,
@@ -82,13 +82,13 @@ def test_certificates_refuse_what_cannot_be(tmp_path: Path) -> None:
         Security(key=tmp_path / "nowhere").keys()
 
 
-class Door:
-    """A door-keeper before a SuperLink that says yes to all but strangers."""
+class Filtered:
+    """A filter before a SuperLink that says yes to all but strangers."""
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self.said: list[str] = []
         self.got: list[bytes] = []
-        self.keeper = DoorKeeper(self._superlink, limit, self.said.append)
+        self.filter = RequestFilter(self._superlink, limit, self.said.append)
 
     async def _superlink(self, scope: Any, receive: Any, send: Any) -> None:
         self.got.append((await receive())["body"])
@@ -109,12 +109,12 @@ class Door:
 
         async def send(event: Any) -> None:
             if event.get("body") and path.endswith("push-messages"):  # who has read this may send pieces at once
-                assert not self.keeper.uploads.refuses(PushObjectRequest(session_id="s").SerializeToString())
+                assert not self.filter.uploads.refuses(PushObjectRequest(session_id="s").SerializeToString())
             sent.append(event)
 
         headers = [] if length is None else [(b"content-length", str(length).encode())]
         scope = {"type": "http", "path": path, "client": (host, 1), "headers": headers}
-        asyncio.run(self.keeper(scope, receive, send))
+        asyncio.run(self.filter(scope, receive, send))
         return int(sent[0]["status"])
 
     def piece(self, size: int, session: str = "s") -> int:
@@ -123,33 +123,33 @@ class Door:
         return self.asks("/v1/fleet/push-object", body=request.SerializeToString())
 
 
-def test_the_door_is_open_to_clients_and_to_this_machine_alone() -> None:
-    door = Door()
-    assert door.asks("/v1/fleet/pull-messages", body=b"body") == 200
-    assert door.asks("/v1/control/start-run", "127.0.0.1") == 200
-    assert door.asks("/v1/control/start-run", "::1") == 200
-    assert (door.got[0], door.said) == (b"body", [])
+def test_the_filter_is_open_to_clients_and_to_this_machine_alone() -> None:
+    link = Filtered()
+    assert link.asks("/v1/fleet/pull-messages", body=b"body") == 200
+    assert link.asks("/v1/control/start-run", "127.0.0.1") == 200
+    assert link.asks("/v1/control/start-run", "::1") == 200
+    assert (link.got[0], link.said) == (b"body", [])
     for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"):
-        assert door.asks(path) == 403
-        assert "192.0.2.7 asked for" in door.said.pop()
-    assert door.asks("/v1/fleet/activate-node") == 412
-    assert "has no key that is known here" in door.said.pop()
+        assert link.asks(path) == 403
+        assert "192.0.2.7 asked for" in link.said.pop()
+    assert link.asks("/v1/fleet/activate-node") == 412
+    assert "has no key that is known here" in link.said.pop()
 
 
-def test_a_message_that_is_too_long_is_stopped_at_the_door_piece_by_piece() -> None:
+def test_a_message_that_is_too_long_is_stopped_by_the_filter_piece_by_piece() -> None:
     """1 MB is allowed, 5 MB and framing more are let in: three pieces of 2 MB fit and the fourth does not."""
-    door = Door(1 << 20)
-    assert door.piece(10) == 413
-    assert "sent a piece of no message" in door.said.pop()
-    assert door.asks("/v1/fleet/push-messages") == 200
-    assert [door.piece(2 << 20) for _ in range(4)] == [200, 200, 200, 413]
-    assert "a message that is longer than what is allowed (--max-megabytes 1)" in door.said.pop()
-    assert door.piece(2 << 20, "another") == 413
-    before = len(door.got)
+    link = Filtered(1 << 20)
+    assert link.piece(10) == 413
+    assert "sent a piece of no message" in link.said.pop()
+    assert link.asks("/v1/fleet/push-messages") == 200
+    assert [link.piece(2 << 20) for _ in range(4)] == [200, 200, 200, 413]
+    assert "a message that is longer than what is allowed (--max-megabytes 1)" in link.said.pop()
+    assert link.piece(2 << 20, "another") == 413
+    before = len(link.got)
     for length in (None, 8 << 20):  # not declared, declared: it is the bytes that count
-        assert door.asks("/v1/fleet/pull-messages", body=bytes(7 << 20), length=length) == 413
-    assert door.asks("/v1/fleet/push-object", body=b"no piece at all") == 413
-    assert len(door.got) == before
+        assert link.asks("/v1/fleet/pull-messages", body=bytes(7 << 20), length=length) == 413
+    assert link.asks("/v1/fleet/push-object", body=b"no piece at all") == 413
+    assert len(link.got) == before
 
 
 def objects_of(payload: bytes) -> tuple[str, dict[str, bytes]]:

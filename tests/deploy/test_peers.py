@@ -16,8 +16,8 @@ import torch
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.samples import ClientId
 from coterie.deploy.zenoh.address import Address, PeerSecurity
+from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.peer import Pace
-from coterie.deploy.zenoh.swarm import Swarm
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.config import RunConfig, from_tables
@@ -138,7 +138,7 @@ def test_a_late_peer_skips_what_the_others_have_done_and_is_asked(tmp_path: Path
     assert '"others": 4' in (tmp_path / "0" / "events.jsonl").read_text()
 
 
-def swarm(
+def connected(
     name: str,
     port: int,
     seeds: tuple[str, ...] = (),
@@ -146,11 +146,11 @@ def swarm(
     *,
     limit: int = 1 << 20,
     note: Callable[[str], None] = lambda _: None,
-) -> Swarm:
+) -> PeerConnection:
     from coterie.deploy.protocol import Hello
 
     hello = Hello(name, (1, 8, 8), 10, "uint8", 5, (0.5,), (0.5,))
-    return Swarm(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
+    return PeerConnection(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
 
 
 def soon(true: Callable[[], object]) -> None:
@@ -162,7 +162,7 @@ def soon(true: Callable[[], object]) -> None:
 
 def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -> None:
     ports = [free_port(), free_port()]
-    a, b = swarm("a", ports[0]), swarm("b", ports[1], (f"127.0.0.1:{ports[0]}",))
+    a, b = connected("a", ports[0]), connected("b", ports[1], (f"127.0.0.1:{ports[0]}",))
     try:
         a.enter()
         b.enter()
@@ -179,7 +179,7 @@ def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -
         assert a.fetch(0, ["b"], start=False, seconds=LONG) == {"b": b"short"}
         soon(lambda: a.progress() == {"b": 0})
         soon(lambda: (b.sent, a.received) == (9, 9))
-        twin = swarm("b", free_port(), (f"127.0.0.1:{ports[0]}",))
+        twin = connected("b", free_port(), (f"127.0.0.1:{ports[0]}",))
         with closing(twin), pytest.raises(CoterieError, match="There is a peer 'b' in this network already"):
             twin.enter()
     finally:
@@ -195,10 +195,10 @@ def test_peers_of_another_authority_do_not_get_in(tmp_path: Path) -> None:
     make_certificates(tmp_path / "theirs", ["c"], ["127.0.0.1"])
     ports = [free_port() for _ in range(4)]
     seed = (f"127.0.0.1:{ports[0]}",)
-    a = swarm("a", ports[0], (), PeerSecurity.of(tmp_path / "ours/clients/a"))
-    b = swarm("b", ports[1], seed, PeerSecurity.of(tmp_path / "ours/clients/b"))
-    c = swarm("c", ports[2], seed, PeerSecurity.of(tmp_path / "theirs/clients/c"))
-    d = swarm("d", ports[3], seed)
+    a = connected("a", ports[0], (), PeerSecurity.of(tmp_path / "ours/clients/a"))
+    b = connected("b", ports[1], seed, PeerSecurity.of(tmp_path / "ours/clients/b"))
+    c = connected("c", ports[2], seed, PeerSecurity.of(tmp_path / "theirs/clients/c"))
+    d = connected("d", ports[3], seed)
     try:
         for peer in (a, b, c, d):
             peer.enter()
@@ -221,12 +221,12 @@ def test_a_peer_under_anothers_name_is_turned_away(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["a", "b", "m"], ["127.0.0.1"])
     own = {name: PeerSecurity.of(tmp_path / "clients" / name) for name in ("a", "b", "m")}
     with pytest.raises(CoterieError, match=r"is the certificate of 'm', not of 'b'"):
-        swarm("b", free_port(), (), own["m"])
+        connected("b", free_port(), (), own["m"])
     heard: list[str] = []
     ports = [free_port() for _ in range(3)]
     seed = (f"127.0.0.1:{ports[0]}",)
-    a = swarm("a", ports[0], (), own["a"], note=heard.append)
-    m, b = swarm("m", ports[1], seed, own["m"]), swarm("b", ports[2], seed, own["b"])
+    a = connected("a", ports[0], (), own["a"], note=heard.append)
+    m, b = connected("m", ports[1], seed, own["m"]), connected("b", ports[2], seed, own["b"])
     try:
         a.enter()
         m.name = "b"
@@ -253,8 +253,8 @@ def test_an_answer_that_is_too_long_is_not_put_together() -> None:
     """1 MB is allowed: a little more is refused by its length, much more is dropped by zenoh piece by piece."""
     heard: list[str] = []
     ports = [free_port(), free_port()]
-    a = swarm("a", ports[0], note=heard.append)
-    b = swarm("b", ports[1], (f"127.0.0.1:{ports[0]}",), limit=1 << 26)
+    a = connected("a", ports[0], note=heard.append)
+    b = connected("b", ports[1], (f"127.0.0.1:{ports[0]}",), limit=1 << 26)
     try:
         a.enter()
         b.enter()

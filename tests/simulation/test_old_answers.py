@@ -49,7 +49,7 @@ class NotYet(Exception):
 
 
 class Mailbox:
-    """One real peer's swarm without a network: others' answers are a round old, or their last ones if they idle."""
+    """One real peer's connection without a network: answers are a round old, or the last ones of those who idle."""
 
     limit = 1 << 20
     sent = received = 0

@@ -18,8 +18,8 @@ from coterie.deploy.boundary import check_name, checked
 from coterie.deploy.client import Device, client_data
 from coterie.deploy.protocol import Agreement, Hello, to_text
 from coterie.deploy.zenoh.address import Address
+from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
-from coterie.deploy.zenoh.swarm import Swarm
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.agreement import (
     NoMajority,
@@ -80,27 +80,27 @@ def run_peer(
     network = network_of(config)
     with (
         folder.starting(resume),
-        closing(Swarm(name, network, device.hello, address, options.limit, watcher.note)) as swarm,
+        closing(PeerConnection(name, network, device.hello, address, options.limit, watcher.note)) as connection,
     ):
-        swarm.enter()
+        connection.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
-        everyone = swarm.wait_for(options.peers, options.patience)
-        agreement = _agreement(config, swarm, everyone, device.hello, watcher.note)
-        swarm.agree(to_text(agreement))
-        swarm.look_up_progress()
+        everyone = connection.wait_for(options.peers, options.patience)
+        agreement = _agreement(config, connection, everyone, device.hello, watcher.note)
+        connection.agree(to_text(agreement))
+        connection.look_up_progress()
         fed = PeerFederation(
             name,
             agreement.build_task(model_of(config)),
             population,
             config.seed,
-            swarm,
-            at_end=lambda: _linger(swarm, config.rounds, options.pace),
+            connection,
+            at_end=lambda: _linger(connection, config.rounds, options.pace),
             last=config.rounds - 1,
             note=watcher.note,
         )
         return run_with(
             fed,
-            Deployed(wanted, swarm, pace=options.pace, note=watcher.note),
+            Deployed(wanted, connection, pace=options.pace, note=watcher.note),
             folder,
             rounds=config.rounds,
             view=watcher,
@@ -134,37 +134,39 @@ def peer_method(config: RunConfig) -> PeerMethod[object]:
 
 
 def _agreement(
-    config: RunConfig, swarm: Swarm, everyone: set[ClientId], own: Hello, note: Callable[[str], None]
+    config: RunConfig, connection: PeerConnection, everyone: set[ClientId], own: Hello, note: Callable[[str], None]
 ) -> Agreement:
     """What this peer's own configuration says, with the classes and the normalisation of the network.
 
     Where there is a network already, they are those that most of its peers tell; else all who are there come to them by
     themselves. Nothing else is taken from others, and a model that is code is never theirs.
     """
-    hellos = {**swarm.hellos(sorted(everyone - {swarm.name})), swarm.name: own}
-    told = _told(config, swarm, sorted(everyone - {swarm.name}), note)
+    hellos = {**connection.hellos(sorted(everyone - {connection.name})), connection.name: own}
+    told = _told(config, connection, sorted(everyone - {connection.name}), note)
     if told is not None:
         if told.shape != own.shape:
             raise CoterieError(f"The network is about inputs of shape {told.shape}, not {own.shape}.")
         if own.classes > told.classes:
             raise CoterieError(f"The network is about {told.classes} classes, and these data have {own.classes}.")
-        mine = agree(config, {swarm.name: own})
+        mine = agree(config, {connection.name: own})
         return replace(mine, run=network_of(config), classes=told.classes, normalise=told.normalise)
     try:
         odd = odd_ones(config, hellos)
     except NoMajority as error:
         raise CoterieError(f"{error} Bring all to one, or start more peers.") from error
-    if swarm.name in odd:
-        raise CoterieError(f"This peer does not fit the others: {odd[swarm.name]}.")
+    if connection.name in odd:
+        raise CoterieError(f"This peer does not fit the others: {odd[connection.name]}.")
     for name, why in odd.items():
         note(f"{name} is not counted: {why}")
     return replace(agree(config, hellos), run=network_of(config))
 
 
-def _told(config: RunConfig, swarm: Swarm, others: list[ClientId], note: Callable[[str], None]) -> Agreement | None:
+def _told(
+    config: RunConfig, connection: PeerConnection, others: list[ClientId], note: Callable[[str], None]
+) -> Agreement | None:
     """What most of the others say that the run is about, of those whose word fits our own configuration."""
     said: list[Agreement] = []
-    for name, text in swarm.ask("agreement", others).items():
+    for name, text in connection.ask("agreement", others).items():
         try:
             agreement = checked(Agreement, text)
             if (agreement.method, agreement.model) != (config.method, model_of(config)):
@@ -181,12 +183,12 @@ def _told(config: RunConfig, swarm: Swarm, others: list[ClientId], note: Callabl
     return next(a for a in said if (a.shape, a.classes, a.normalise) == usual)
 
 
-def _linger(swarm: Swarm, rounds: int, pace: Pace) -> None:
+def _linger(connection: PeerConnection, rounds: int, pace: Pace) -> None:
     """Stay to answer those who are still at it, but not for ever."""
-    swarm.announce(rounds)
+    connection.announce(rounds)
     last, moved = dict[ClientId, int](), time.monotonic()
     while time.monotonic() - moved < pace.seconds:
-        progress = swarm.progress()
+        progress = connection.progress()
         if all(reached >= rounds for reached in progress.values()):
             return
         if progress != last:

@@ -1,10 +1,10 @@
-"""Flower's SuperLink with a door-keeper: `python flower_link.py` takes what `flower-superlink` takes.
+"""Flower's SuperLink behind a filter of requests: this file, run by Python, takes what `flower-superlink` takes.
 
-The SuperLink answers its clients, its operators and its executors on one port, and asks only its clients who they are:
-whoever reaches the port could start a run, which is code, or stop one. So all but the clients' part is for this machine
-alone and, there, for those who show the token that the run has made for itself, which other users of the machine do not
-have. And it takes messages of any length, in pieces: the door-keeper counts them, and closes the door on a message that
-is longer than what is allowed.
+The SuperLink answers its clients, its operators and its executors on one port, and only its clients must show who they
+are: anyone who reaches the port could start a run, which is code, or stop one. So all but the clients' part is for this
+machine alone and, there, for those who show the token that the run has made for itself, which other users of the
+machine do not have. And the SuperLink takes messages of any length, in pieces: the filter counts them, and refuses a
+message that is longer than what is allowed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT = "COTERIE_MESSAGE_LIMIT"
 TOKEN = "COTERIE_OPERATORS_TOKEN"
 TOKEN_HEADER = "coterie-operator"
 _FLEET, _HEALTH = "/v1/fleet/", "/health"
-_DOORS = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
+_ENTRIES = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
 _MESSAGE, _PIECE = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 _FRAMING = 1 << 20
 _LARGEST_PIECE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _FRAMING
@@ -60,7 +60,7 @@ class Uploads:
         return "" if self._come[piece.session_id] <= self._limit else "a message that is longer than what is allowed"
 
 
-class DoorKeeper:
+class RequestFilter:
     """Lets clients to the clients' part, the run's own server to the rest; refuses what is too long; says so."""
 
     def __init__(self, app: App, limit: int, say: Callable[[str], None], token: str = "") -> None:
@@ -124,7 +124,7 @@ class DoorKeeper:
             nonlocal status, answer
             if event["type"] == "http.response.start":
                 status = event["status"]
-                if path in _DOORS and status >= 400:
+                if path in _ENTRIES and status >= 400:
                     self._say(f"turned away: {host} has no key that is known here ({path}: {status})")
             elif path == _MESSAGE and status == 200:
                 answer += event.get("body", b"")
@@ -165,15 +165,15 @@ def _is_local(host: str) -> bool:
 
 
 def main() -> None:
-    """The SuperLink behind its door-keeper, for as long as the process that started it lives."""
+    """The SuperLink behind its filter, for as long as the process that started it lives."""
     from starlette.middleware import Middleware
 
     from coterie.deploy.flower.compat import extensions, flower_superlink, log, start_parent_process_monitor
 
     limit = int(os.environ.get(LIMIT, 1 << 29))
     token = os.environ.pop(TOKEN, "")
-    keeper = Middleware(DoorKeeper, limit=limit, say=lambda text: log(30, "%s", text), token=token)
-    extensions.get_middleware = lambda: (keeper,)
+    filtering = Middleware(RequestFilter, limit=limit, say=lambda text: log(30, "%s", text), token=token)
+    extensions.get_middleware = lambda: (filtering,)
     if PARENT in os.environ:
         start_parent_process_monitor(int(os.environ[PARENT]))
     flower_superlink()

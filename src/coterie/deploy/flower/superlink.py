@@ -190,7 +190,7 @@ class SuperLink:
 
 @contextmanager
 def own_superlink(host: str, port: int, security: ServerSecurity | None, log: Path, limit: int) -> Iterator[SuperLink]:
-    """Start a SuperLink behind its door-keeper, and stop it at the end."""
+    """Start a SuperLink behind its filter of requests, and stop it at the end."""
     # as a file, so that the SuperLink need not load torch
     command = [sys.executable, "-P", flower_link.__file__, "--isolation", "process"]
     command += ["--host", host, "--port", str(port)]

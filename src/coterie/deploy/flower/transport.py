@@ -235,8 +235,8 @@ class FlowerTransport:
         answers: dict[ClientId, bytes | Failure] = {
             name: Failure("lost", "it has left") for name in payloads if name not in there
         }
-        letters = [(node, kind, content_of(text, payloads[name])) for name, node in there.items()]
-        pushed = self._push(letters, str(order.round + 1), self._seconds)
+        posts = [(node, kind, content_of(text, payloads[name])) for name, node in there.items()]
+        pushed = self._push(posts, str(order.round + 1), self._seconds)
         names = {node: name for name, node in there.items()}
         pending = {message: names[node] for node, message in pushed.items()}
         began = looked = time.monotonic()
@@ -278,10 +278,10 @@ class FlowerTransport:
         except wire.WireError as error:
             return Failure("wrong shape", str(error))
 
-    def _push(self, letters: list[tuple[int, str, RecordDict]], group: str, life: float) -> dict[int, str]:
-        messages = [Message(content, node, kind, ttl=life, group_id=group) for node, kind, content in letters]
+    def _push(self, posts: list[tuple[int, str, RecordDict]], group: str, life: float) -> dict[int, str]:
+        messages = [Message(content, node, kind, ttl=life, group_id=group) for node, kind, content in posts]
         pushed: list[Any] = list(self._grid.push_messages(messages))
-        return {letter[0]: message for letter, message in zip(letters, pushed, strict=True) if message}
+        return {post[0]: message for post, message in zip(posts, pushed, strict=True) if message}
 
     def farewell(self) -> None:
         """Tell the clients that the run is over, and wait a moment until they have heard it."""

@@ -38,7 +38,7 @@ from coterie.core.states import (
 )
 from coterie.core.task import Task
 from coterie.deploy.boundary import blamed
-from coterie.deploy.zenoh.swarm import Swarm
+from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.methods.base import Assessment, LocalTraining, Log, RoundMethod
 from coterie.methods.p2p.base import (
     Answers,
@@ -77,7 +77,7 @@ class Deployed(RoundMethod[PeerState]):
     """A peer-to-peer method as this real peer runs it, in the shape that the loop over rounds drives."""
 
     method: PeerMethod[Any]
-    swarm: Swarm
+    connection: PeerConnection
     pace: Pace = field(default_factory=Pace)
     note: Callable[[str], None] = field(default=lambda _: None)
 
@@ -100,16 +100,16 @@ class Deployed(RoundMethod[PeerState]):
 
     def step(self, state: PeerState, fed: Federation) -> tuple[PeerState, Log]:
         """Train, offer the result, ask others, update. One who is behind the others skips what they have done."""
-        swarm, method, c = self.swarm, self.method, _cohort(fed)
+        connection, method, c = self.connection, self.method, _cohort(fed)
         # one that says it is far ahead does not make everybody skip: most of them must be
-        if self.pace.lock_step and median_high([*swarm.progress().values()] or [-1]) > fed.round:
-            swarm.announce(fed.round)
+        if self.pace.lock_step and median_high([*connection.progress().values()] or [-1]) > fed.round:
+            connection.announce(fed.round)
             return state, {"skipped": 1}
         trained = method.train(c, state.model)
         heard = torch.empty(1, 0, dtype=torch.int64)
         both = {told: Answers(trained, state.model if told else None, heard) for told in (False, True)}
         encoded = {told: wire.encode(_alone(answer)) for told, answer in both.items()}
-        swarm.offer(fed.round, encoded, latest_is_fine=not self.pace.lock_step)
+        connection.offer(fed.round, encoded, latest_is_fine=not self.pace.lock_step)
         others = self._others(fed)
         names = {peer_key(name): name for name in others}
         view = PeerView((c.ids[0],), fed.round, fed.seed, np.sort(peer_keys([*others, c.ids[0]])))
@@ -117,7 +117,7 @@ class Deployed(RoundMethod[PeerState]):
         request = method.choose(node, view)
         start = bool(request.starts.any())
         asked = [key for key in members(request.keys[0]).tolist() if key in names]
-        came = swarm.fetch(fed.round, [names[key] for key in asked], start=start, seconds=self.pace.seconds)
+        came = connection.fetch(fed.round, [names[key] for key in asked], start=start, seconds=self.pace.seconds)
         answers = self._opened(fed, names, asked, came)
         keys = [int(key) for key in request.keys[0].tolist()]
         inbox, refused = inbox_of(both[start], keys, answers, fed.task.template, len(others))
@@ -131,7 +131,7 @@ class Deployed(RoundMethod[PeerState]):
         """Who is there to be asked: in lock-step those who are in this round, too, once all who can have come."""
         until = time.monotonic() + self.pace.seconds
         while self.pace.lock_step:
-            progress = self.swarm.progress()
+            progress = self.connection.progress()
             idle = self._given_up(fed) | {n for n, reached in progress.items() if reached < 0 < fed.round}
             behind = [n for n, reached in progress.items() if reached < fed.round and n not in idle]
             if not behind:
@@ -141,7 +141,7 @@ class Deployed(RoundMethod[PeerState]):
                     self._give_up(fed, name, progress[name])
                 break
             pause(_LOOK_SECONDS)
-        there = self.swarm.progress()
+        there = self.connection.progress()
         if not self.pace.lock_step:
             return sorted(there)
         return sorted(name for name, reached in there.items() if reached >= fed.round)
@@ -149,7 +149,7 @@ class Deployed(RoundMethod[PeerState]):
     def _given_up(self, fed: Federation) -> set[ClientId]:
         """Peers that have not moved since they were waited for in vain."""
         given_up: dict[ClientId, int] = getattr(fed, "given_up", {})
-        progress = self.swarm.progress()
+        progress = self.connection.progress()
         return {name for name, reached in given_up.items() if progress.get(name, -1) == reached}
 
     def _give_up(self, fed: Federation, name: ClientId, reached: int) -> None:
@@ -168,8 +168,8 @@ class Deployed(RoundMethod[PeerState]):
                 continue
             try:
                 with blamed("its answer cannot be read"):
-                    _check_layout(data, fed.task.template, self.swarm.limit)
-                    answers[key] = _with_axis(wire.decode(data, Answers, limit=self.swarm.limit))
+                    _check_layout(data, fed.task.template, self.connection.limit)
+                    answers[key] = _with_axis(wire.decode(data, Answers, limit=self.connection.limit))
             except CoterieError as error:
                 fed.refuse(names[key], str(error))
         return answers
@@ -186,7 +186,7 @@ class Deployed(RoundMethod[PeerState]):
 
     def models(self, state: PeerState) -> Mapping[str, State]:
         """This peer's model."""
-        return {f"client-{self.swarm.name}": row(state.model, 0)}
+        return {f"client-{self.connection.name}": row(state.model, 0)}
 
 
 class PeerFederation(Engine):
@@ -198,7 +198,7 @@ class PeerFederation(Engine):
         task: Task,
         data: Population,
         seed: int,
-        swarm: Swarm,
+        connection: PeerConnection,
         *,
         at_end: Callable[[], None],
         last: int,
@@ -209,7 +209,7 @@ class PeerFederation(Engine):
         self.failures: list[tuple[int, ClientId, Failure]] = []
         self.memory: dict[ClientId, Memory] = {}
         self.given_up: dict[ClientId, int] = {}
-        self._swarm, self._counted = swarm, (0, 0)
+        self._connection, self._counted = connection, (0, 0)
         self._at_end, self._last, self._begun, self._note = at_end, last, False, note
 
     @property
@@ -254,7 +254,7 @@ class PeerFederation(Engine):
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
         """All that a peer keeps is its state; the others hear how far it had come."""
-        self._swarm.announce(next_round - 1)
+        self._connection.announce(next_round - 1)
 
     def saved(self, next_round: int) -> None:
         """Nothing depends on it."""
@@ -263,7 +263,7 @@ class PeerFederation(Engine):
         """Book what was sent and received: all that crossed, whenever it did."""
         if self._begun and self.round == self._last:
             self._at_end()
-        sent, received = self._swarm.sent, self._swarm.received
+        sent, received = self._connection.sent, self._connection.received
         self.ledger.up["train"] += sent - self._counted[0]
         self.ledger.down["train"] += received - self._counted[1]
         self._counted = (sent, received)
@@ -273,7 +273,7 @@ class PeerFederation(Engine):
         return []
 
     def close(self) -> None:
-        """The swarm belongs to whoever opened it."""
+        """The connection belongs to whoever opened it."""
 
 
 def _cohort(fed: Any) -> Cohort:

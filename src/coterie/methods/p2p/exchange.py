@@ -64,8 +64,8 @@ def fetch(
     idle peers.
 
     An idle peer answers with what it sent last, and so does one that is late; the answers of the late come at the
-    end. Between real peers it is the same (`Swarm.offer`): one that has not trained yet has nothing to send, and
-    its first answer is waited for.
+    end. Between real peers it is the same (`PeerConnection.offer`): one that has not trained yet has nothing to send,
+    and its first answer is waited for.
     """
     wanted, starts = request.keys, request.starts
     senders = [*view.ids, *idle]

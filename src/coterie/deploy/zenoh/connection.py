@@ -2,8 +2,8 @@
 
 Every peer listens, connects to one or more seeds and hears of the others by gossip. A liveliness token says that it is
 there; queryables answer "who are you", "how far are you" and "your model of round t". Nothing that arrives is more than
-bytes of `wire`, checked by whoever asked. With certificates, all of it is signed, and only those who have shown that a
-name is theirs are there at all (see `identity`).
+bytes of `wire`, checked by the peer that asked. With certificates, all of it is signed, and only those who have shown
+that a name is theirs are there at all (see `signing`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_WAIT = 3_600_000  # milliseconds
 _LONGEST_SIGNATURE = 1000
 
 
-class Swarm:
+class PeerConnection:
     """One peer's view of the others, and its answers to them."""
 
     def __init__(
