@@ -17,6 +17,7 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest --ignore tests/deploy

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from benchmarks.timing import take_turns
 from coterie.kernel import Net, Routing, plan
 from coterie.kernel.bridge import grouped
+from coterie.methods.fedcg.graph import fixed_adjacency
+from coterie.methods.fedcg.network import DomainNet, Graph, fedcg
 from coterie.models import build_model
-from coterie.models.domain_graph import fixed_adjacency
-from coterie.models.domains import DomainNet, Graph, fedcg
 
 _DOMAINS, _STEPS = 4, 10
 CASES = (

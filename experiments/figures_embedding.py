@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from coterie.core.cohort import Cohort, Optimiser, local_sgd
+from coterie.core.cohort import Cohort
+from coterie.core.compiled import Refusal
+from coterie.core.optimiser import Optimiser
 from coterie.core.rng import rng
 from coterie.core.samples import Population, Samples
 from coterie.core.states import spread
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.data import SCENARIOS
 from coterie.methods.embedding.bits import Bits, flip, unpack_bits
 from coterie.methods.embedding.clustering.rules import choose
@@ -234,7 +237,7 @@ def _ratio(population: Population, model: str, clients: int) -> list[str]:
             times.append(_seconds(lambda: [local_sgd(c, start, opt) for c in cohorts]) / clients)  # noqa: B023
     finally:
         torch.set_num_threads(threads)
-    fast = f"{times[1]:.3f}" if not hasattr(task.net, "reason") else "–"
+    fast = f"{times[1]:.3f}" if not isinstance(task.compiled, Refusal) else "–"
     return [f"{embed:.4f}", f"{times[0]:.3f}", fast, f"{times[0] / embed:.0f}"]
 
 

@@ -12,12 +12,9 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from coterie.core.cohort import (
-    Cohort,
-    Optimiser,
-    local_sgd,
-    probabilities,
-)
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import probabilities
+from coterie.core.optimiser import Optimiser
 from coterie.core.panels import (
     Heatmap,
     Panel,
@@ -34,6 +31,7 @@ from coterie.core.states import (
     take,
 )
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.data import build
 from coterie.data.population import LazyPopulation
 from coterie.methods.md_icfl.distance import label_shares, nearest, read_samples

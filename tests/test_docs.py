@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -28,3 +30,26 @@ def test_links_of_the_pages_beside_the_site_lead_somewhere() -> None:
     for page in ROOT.glob("*.md"):
         for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
             assert (ROOT / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_the_pages_name_are_there() -> None:
+    """Of the repository, or of the package without its own name before it."""
+    invented = {"methods/yours.py"}
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        if page.name == "CHANGELOG.md":  # files have had other names
+            continue
+        for name in set(re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp|json))`", page.read_text())) - invented:
+            places = (ROOT / name, ROOT / "src" / name, ROOT / "src/coterie" / name)
+            assert any(place.is_file() for place in places), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_programs_of_the_first_pages_run_as_they_are(page: str, tmp_path: Path) -> None:
+    """In a process of its own, for what another test has imported hides a name that is not there."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert any("coterie.run(" in program for program in programs)
+    for program in programs:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]

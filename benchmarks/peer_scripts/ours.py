@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peer_scripts import work
-from coterie import kernel
+from coterie.core.compiled import Refusal
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.task import Task
 from coterie.methods.fedavg import FedAvg
@@ -63,8 +63,8 @@ def main() -> None:
     network = build_model(options.model, clients.shape, clients.classes)
     network.load_state_dict(work.network(options.model).state_dict())
     task = Task.of(network, clients)
-    if not isinstance(task.net, kernel.Net):
-        raise SystemExit(f"No kernel: {task.net.reason}")
+    if isinstance(task.compiled, Refusal):
+        raise SystemExit(f"No kernel: {task.compiled.reason}")
     federation = Simulator(method, task, clients, seed=0)
     state, times = method.init(federation), []
     for number in range(options.rounds + 1):

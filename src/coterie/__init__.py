@@ -3,7 +3,7 @@
 import coterie
 
 clients = coterie.from_arrays({"ward-3": (x, y), "ward-7": (x2, y2), ...})
-result = coterie.runs.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
+result = coterie.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
 result.accuracy, result.clusters, result.models
 """
 
@@ -13,14 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coterie.core.cohort import (
-        Cohort,
-        Optimiser,
-        evaluate,
-        local_sgd,
-        losses,
-    )
+    from coterie.core.cohort import Cohort
     from coterie.core.errors import CoterieError
+    from coterie.core.evaluation import evaluate, losses
     from coterie.core.federation import (
         Failure,
         Federation,
@@ -28,6 +23,7 @@ if TYPE_CHECKING:
         Replies,
         on_client,
     )
+    from coterie.core.optimiser import Optimiser
     from coterie.core.states import (
         Stack,
         State,
@@ -44,6 +40,7 @@ if TYPE_CHECKING:
         take,
     )
     from coterie.core.task import Task
+    from coterie.core.training import local_sgd
     from coterie.data import Drift, Population, build, from_arrays, from_datasets, from_path
     from coterie.methods import METHODS, Method, method
     from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
     from coterie.simulation.faults import Faults
     from coterie.simulation.simulator import EngineOptions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "METHODS",
     "Assessment",
@@ -120,7 +117,10 @@ _HOMES = {
     "coterie.methods.clustered": ("ClusterMethod", "Clusters"),
     "coterie.methods.fedavg": ("FedAvg", "Global"),
     "coterie.methods.p2p.base": ("PeerMethod",),
-    "coterie.core.cohort": ("Cohort", "Optimiser", "evaluate", "local_sgd", "losses"),
+    "coterie.core.cohort": ("Cohort",),
+    "coterie.core.evaluation": ("evaluate", "losses"),
+    "coterie.core.optimiser": ("Optimiser",),
+    "coterie.core.training": ("local_sgd",),
     "coterie.core.federation": ("Failure", "Federation", "Nothing", "Replies", "on_client"),
     "coterie.core.states": (
         *("Stack", "State", "axpy", "cosine", "flat", "group_means", "mean", "minus", "mix", "row", "spread", "stack"),

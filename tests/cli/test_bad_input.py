@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.core.cohort import Cohort, Scores
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import Scores
 from coterie.core.states import Stack
 from tests.conftest import Command, Said
 from tests.tiny import tiny_digits

@@ -10,16 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie.core.cohort import (
-    Cohort,
-    Optimiser,
-    evaluate,
-    local_sgd,
-    losses,
-    probabilities,
-    score,
-    steps,
-)
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate, losses, probabilities, score
+from coterie.core.optimiser import Optimiser
 from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.states import (
@@ -29,6 +22,7 @@ from coterie.core.states import (
     stack,
 )
 from coterie.core.task import Task
+from coterie.core.training import local_sgd, steps
 from coterie.data.own import OwnPopulation
 from tests.tiny import (
     batchnorm_net,

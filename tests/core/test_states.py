@@ -14,6 +14,7 @@ from coterie.core.rng import torch_rng
 from coterie.core.states import (
     Stack,
     axpy,
+    bag_means,
     clone,
     concat,
     cosine,
@@ -178,3 +179,26 @@ def test_distance_and_cosine_by_hand() -> None:
 
 def test_nbytes_counts_raw_numbers() -> None:
     assert nbytes({"w": torch.zeros(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) == 3 * 2 * 4 + 3 * 8
+
+
+class Sevens:
+    """A backend that says 7.25 of all numbers of float32 and takes no others."""
+
+    def takes(self, rows: Tensor) -> bool:
+        return rows.dtype == torch.float32
+
+    def means(self, rows: Tensor, members: Tensor, sizes: Tensor) -> Tensor:
+        return torch.full((len(sizes), rows.shape[1]), 7.25)
+
+    def products(self, *_: object) -> Tensor:
+        raise NotImplementedError
+
+
+def test_bag_means_are_by_the_backend_that_is_given_where_it_takes_the_numbers() -> None:
+    """Rows 0 and 2 of [1, 2, 4] give 5 / 2, row 1 alone 2; a counter is averaged in float64 and rounded to even."""
+    models = {"w": torch.tensor([[1.0], [2.0], [4.0]]), "n": torch.tensor([1, 2, 4])}
+    members, sizes = torch.tensor([0, 2, 1]), torch.tensor([2, 1])
+    plain, other = bag_means(models, members, sizes), bag_means(models, members, sizes, Sevens())
+    assert plain["w"].tolist() == [[2.5], [2.0]]
+    assert other["w"].tolist() == [[7.25], [7.25]]
+    assert plain["n"].tolist() == other["n"].tolist() == [2, 2]

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie import kernel
+from coterie.core.compiled import Refusal
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
+from coterie.kernel.bridge import KernelTask
 from coterie.runs.run import run
 from tests.tiny import (
     batchnorm_net,
@@ -87,11 +88,11 @@ def test_the_first_client_may_have_no_samples(digits: OwnPopulation) -> None:
 
 
 def test_the_path_is_chosen_by_the_net(digits: OwnPopulation) -> None:
-    assert isinstance(Task.of(small_net, digits).net, kernel.Net)
-    assert isinstance(Task.of(batchnorm_net, digits).net, kernel.Refusal)
+    assert isinstance(Task.of(small_net, digits).compiled, KernelTask)
+    assert isinstance(Task.of(batchnorm_net, digits).compiled, Refusal)
     own = Task.of(small_net, digits, loss=lambda output, target: F.cross_entropy(output, target))
-    assert isinstance(own.net, kernel.Refusal)
-    assert "loss" in own.net.reason
+    assert isinstance(own.compiled, Refusal)
+    assert "loss" in own.compiled.reason
 
 
 def test_a_loss_of_the_users_own_is_used(digits: OwnPopulation) -> None:

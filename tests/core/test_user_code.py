@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import coterie
-from coterie.core.cohort import Optimiser, local_sgd, steps
 from coterie.core.errors import CoterieError
+from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientData
 from coterie.core.states import row, spread
 from coterie.core.task import Task
+from coterie.core.training import local_sgd, steps
 from coterie.data.own import OwnPopulation
 from coterie.runs.run import run
 from coterie.simulation.simulator import EngineOptions

@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass, field
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -204,3 +205,34 @@ def test_what_has_no_place_in_a_message() -> None:
         wire.encode({"inner": {"x": {1, 2}}})
     with pytest.raises(WireError, match="cannot hold"):
         wire.decode(wire.encode({"a": 1}), dict[str, object])
+
+
+@pytest.mark.parametrize(
+    ("skeleton", "held"),
+    [
+        ({"model": {"w": {"$tensor": "x"}}, "counts": {}}, ["x"]),
+        ({"model": {"w": {"$tensor": "model/w"}, "b": {"$tensor": "model/w"}}, "counts": {}}, ["model/w"]),
+        ({"model": {"w": {"$tensor": "model/w"}, "b": {"$tensor": "model/w", "y": 1}}, "counts": {}}, ["model/w"]),
+        ({"model": {"w": {"$tensor": "model/w"}}, "counts": {}}, ["model/w", "model/more"]),
+        ({"model": {"w": {"$tensor": "model/w"}, "b": {"$tensor": "model/b"}}, "counts": {}}, ["model/w"]),
+    ],
+)
+def test_a_tensor_bears_the_name_of_the_one_place_where_it_is_used(skeleton: object, held: list[str]) -> None:
+    """Replies are checked by the names of their tensors: under another name, or used twice, one was not checked."""
+    tensors = {name: torch.ones(2) for name in held}
+    data = safetensors.torch.save(tensors, metadata={"coterie": json.dumps(skeleton)})
+    with pytest.raises(WireError, match=r"name the tensor at|do not hold the tensors"):
+        wire.decode(data, Inner)
+
+
+def test_packed_objects_are_encoded_and_read_as_they_are() -> None:
+    """Keys with slashes that look like paths included: `pack` tells them apart by a plus sign."""
+    value = {"a/b": torch.ones(1), "a": {"b": torch.zeros(2)}, "c": 1}
+    skeleton, parts = wire.pack(value)
+    assert list(parts) == ["a/b", "a/b+"]
+    data = wire.encode_packed(skeleton, parts)
+    assert data == wire.encode(value)
+    again, read = wire.parse(data)
+    assert again == skeleton
+    assert list(read) == list(parts)
+    assert all(torch.equal(read[name], parts[name]) for name in parts)

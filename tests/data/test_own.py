@@ -129,7 +129,7 @@ def test_floats_of_three_axes_are_not_guessed(tmp_path: Path) -> None:
     pairs = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     assert from_datasets({"a": pairs}, layout="series").shape == (48, 6)
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    with pytest.raises(CoterieError, match="may be series or images"):
+    with pytest.raises(CoterieError, match=r"an entry of the \.npz files, or --set scenario\.layout=series on"):
         from_path(tmp_path)
     assert population_of(ScenarioConfig(data=str(tmp_path), layout="series"), 0).shape == (48, 6)
     np.savez(tmp_path / "a.npz", x=x, y=y, layout="series")

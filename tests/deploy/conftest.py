@@ -1,4 +1,4 @@
-"""How a test process ends in which zenoh was at work."""
+"""What the deployment tests need around them: Flower's identity of a task, and an end where zenoh was at work."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def _leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+@pytest.fixture
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's messages need to know whose they are; outside a run of Flower's that is said here."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)

@@ -15,18 +15,15 @@ from coterie.core.errors import CoterieError
 from coterie.core.federation import TELLS, on_client
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.deploy.consent import (
-    SECRET_VARIABLE,
-    Consent,
-    own_secret,
-    refused_words,
-)
+from coterie.deploy.client import Device
+from coterie.deploy.consent import SECRET_VARIABLE, Consent, own_secret, refused_words
 from coterie.methods import METHODS
 from coterie.methods.embedding.autoencoder import fresh_encoder
 from coterie.methods.embedding.bits import unpack_bits
 from coterie.methods.embedding.method import Embedding
 
 from ..tiny import driven, made, small_net, tiny_digits
+from .wiring import Here, devices, federation, poisoned
 
 
 @pytest.fixture
@@ -116,3 +113,30 @@ def test_a_function_that_does_not_say_tells_everything(tmp_path: Path) -> None:
 
     with pytest.raises(CoterieError, match="refuses to tell styles"):
         Consent(frozenset({"styles"})).check(ask, tmp_path)
+
+
+def test_a_refused_question_is_one_failure_and_the_run_goes_on(digits: OwnPopulation, tmp_path: Path) -> None:
+    clients = devices(digits, tmp_path)
+    clients["c0"] = Device("c0", digits, tmp_path / "c0", consent=Consent(frozenset({"styles"})))
+    method = made("ladd", k=3)
+    fed = federation(method, digits, Here(clients))
+    state = method.init(fed)
+    assert [(client, failure.reason) for _, client, failure in fed.failures] == [
+        ("c0", "This device refuses to tell styles, and describe asks for it.")
+    ]
+    assert sorted(state.cluster) == sorted(set(digits.ids) - {"c0"})
+
+
+@pytest.mark.parametrize("claim", [1e9, -1.0])
+def test_a_real_client_weighs_what_its_hello_said(claim: float, digits: OwnPopulation, tmp_path: Path) -> None:
+    def tamper(client: str, data: bytes) -> bytes:
+        changed = poisoned(data, lambda name, tensor: torch.full_like(tensor, claim) if name == "size" else tensor)
+        return changed if client == "c3" else data
+
+    method = made("fedavg")
+    fed = federation(method, digits, Here(devices(digits, tmp_path), tamper))
+    method.step(method.init(fed), fed)
+    said = len(digits.client("c3").train)
+    assert [(client, failure.reason) for _, client, failure in fed.failures] == [
+        ("c3", f"it claims {claim:g} samples and said {said} when it joined")
+    ]

@@ -6,13 +6,12 @@ import asyncio
 import json
 import ssl
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import ErrorCode
 from flwr.proto.fleet_pb2 import PushMessagesResponse
@@ -25,7 +24,7 @@ from coterie.core.federation import Failure
 from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
 from coterie.deploy.certificates import make_certificates
-from coterie.deploy.client import Device, client_data
+from coterie.deploy.client import client_data
 from coterie.deploy.flower.client import Security
 from coterie.deploy.flower.link import DoorKeeper
 from coterie.deploy.flower.pieces import (
@@ -37,7 +36,6 @@ from coterie.deploy.flower.pieces import (
 from coterie.deploy.flower.superlink import ServerSecurity
 from coterie.deploy.flower.transport import (
     FlowerTransport,
-    answer,
     content_of,
     opened,
 )
@@ -48,7 +46,7 @@ from coterie.runs.serve import ServeOptions, serve
 
 from ..conftest import Command
 from ..tiny import made
-from .wiring import agreement, devices
+from .wiring import Grid, agreement, devices
 
 HELLO = Hello("a", (1, 8, 8), 10, "uint8", 10, (0.5,), (0.3,))
 
@@ -194,44 +192,6 @@ def test_objects_of_flowers_that_are_parsed_are_short() -> None:
         put_together(name, contents, 1 << 30)
 
 
-class Grid:
-    """Flower's grid with devices behind it, in this process."""
-
-    def __init__(self, devices: dict[int, Device]) -> None:
-        self.devices, self.replies = devices, dict[str, Message]()
-        self.silent: set[int] = set()
-        self.broken: set[int] = set()
-        self.error = ErrorCode.CLIENT_APP_CRASHED
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.devices)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        names: list[str] = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            name = f"{len(self.replies)}-{node}-{len(names)}"
-            message.metadata.__dict__["_message_id"] = name
-            reply = answer(self.devices[node], message)
-            if node in self.broken:
-                reply = Message(Error(code=self.error, reason="broken"), reply_to=message)
-            if node not in self.silent:
-                self.replies[name] = reply
-            names.append(name)
-        return names
-
-    def pull_messages(self, wanted: Iterable[str]) -> list[Message]:
-        return [self.replies[name] for name in wanted if name in self.replies]
-
-
-@pytest.fixture
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
 @pytest.mark.usefixtures("identity")
 def test_nodes_are_known_by_our_names_and_errors_by_what_they_reply_to(digits: OwnPopulation, tmp_path: Path) -> None:
     a, b, c = list(devices(digits, tmp_path).values())[:3]
@@ -264,7 +224,7 @@ def test_messages_that_are_not_ours_are_refused() -> None:
 
 
 def test_the_app_folder_is_one_that_flower_takes() -> None:
-    (folder,) = coterie.engine.flower_app.__path__
+    (folder,) = coterie.deploy.flower.app.__path__
     assert len(build_fab_from_disk(Path(folder))) > 500
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
 from coterie.core import wire
 from coterie.core.errors import CoterieError
@@ -17,6 +19,7 @@ from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
+from coterie.deploy.flower.transport import answer
 from coterie.deploy.protocol import (
     Agreement,
     Hello,
@@ -59,6 +62,36 @@ class Here:
         self.told.append((client, text))
 
     def close(self) -> None: ...
+
+
+class Grid:
+    """Flower's grid with devices behind it, in this process."""
+
+    def __init__(self, devices: dict[int, Device]) -> None:
+        self.devices, self.replies = devices, dict[str, Message]()
+        self.silent: set[int] = set()
+        self.broken: set[int] = set()
+        self.error = ErrorCode.CLIENT_APP_CRASHED
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.devices)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names: list[str] = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            name = f"{len(self.replies)}-{node}-{len(names)}"
+            message.metadata.__dict__["_message_id"] = name
+            reply = answer(self.devices[node], message)
+            if node in self.broken:
+                reply = Message(Error(code=self.error, reason="broken"), reply_to=message)
+            if node not in self.silent:
+                self.replies[name] = reply
+            names.append(name)
+        return names
+
+    def pull_messages(self, wanted: Iterable[str]) -> list[Message]:
+        return [self.replies[name] for name in wanted if name in self.replies]
 
 
 def agreement(method: ServerMethod[Any], population: OwnPopulation, **changes: Any) -> Agreement:
@@ -104,4 +137,4 @@ def poisoned(data: bytes, change: Callable[[str, torch.Tensor], torch.Tensor]) -
     return safetensors.torch.save(tensors, metadata=header["__metadata__"])
 
 
-__all__ = ["Here", "agreement", "devices", "federation", "poisoned", "task_of", "wire"]
+__all__ = ["Grid", "Here", "agreement", "devices", "federation", "poisoned", "task_of", "wire"]

@@ -19,7 +19,7 @@ from coterie.kernel import rows as peers
 from coterie.kernel.bridge import grouped
 from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
-from coterie.models.domains import Graph, fedcg
+from coterie.methods.fedcg.network import Graph, fedcg
 
 _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Linear(1, 2), (1,)),

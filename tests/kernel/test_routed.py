@@ -12,21 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie.core.cohort import (
-    Cohort,
-    Optimiser,
-    evaluate,
-    local_sgd,
-)
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import evaluate
+from coterie.core.optimiser import Optimiser
 from coterie.core.rng import torch_rng
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.states import spread
 from coterie.core.task import Task
-from coterie.kernel import Net, Refusal, Routing, plan
+from coterie.core.training import local_sgd
+from coterie.kernel import Refusal, Routing, plan
 from coterie.kernel import bridge as fast
-from coterie.models.domain_graph import fixed_adjacency
-from coterie.models.domains import DomainNet, Graph, fedcg
+from coterie.methods.fedcg.graph import fixed_adjacency
+from coterie.methods.fedcg.network import DomainNet, Graph, fedcg
 from tests.kernel.reference import flat, needs_kernel, planned
 
 pytestmark = needs_kernel
@@ -239,7 +237,7 @@ def test_a_cohort_trains_by_the_kernel_where_domains_are_certain_and_by_torch_wh
     x, y = torch.randint(0, 256, (23, 2, 9, 9), generator=g, dtype=torch.uint8), torch.randint(4, (23,), generator=g)
     hard = torch.randint(3, (23,), generator=g)
     task = Task(net, (2, 9, 9), 4, Normalise((0.5,), (0.5,), 1 / 255), dtype=torch.float64)
-    assert isinstance(task.net, Net)
+    assert isinstance(task.compiled, fast.KernelTask)
     slow = Task(net, (2, 9, 9), 4, Normalise((0.5,), (0.5,), 1 / 255), dtype=torch.float64, use_kernel=False)
     start = spread({name: tensor.detach() for name, tensor in net.state_dict().items()}, 1)
     for side in (hard, F.one_hot(hard, 3).double(), None):

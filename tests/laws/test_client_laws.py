@@ -14,11 +14,11 @@ from torch import Tensor
 from coterie.core import wire
 from coterie.core.jobs import (
     Job,
-    Letter,
     Outcome,
     Setting,
     perform,
 )
+from coterie.core.message import Message
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
@@ -78,24 +78,24 @@ class Recorder:
         self.purpose, self.counted = "train", True
 
     def sent(self, message: object, rows: Sequence[int] | None, clients: int, common: Sequence[str] = ()) -> None:
-        letter = Letter.of(message)
+        packed = Message.of(message)
         for client in range(clients):
-            tensors = letter.tensors
+            tensors = packed.tensors
             if rows is not None:
                 tensors = {
                     path: tensor if any(path == c or path.startswith(f"{c}/") for c in common) else tensor[rows[client]]
                     for path, tensor in tensors.items()
                 }
-            self.down[self.purpose] += len(_encoded(letter, tensors))
+            self.down[self.purpose] += len(_encoded(packed, tensors))
 
-    def answered(self, reply: Letter, clients: int) -> None:
+    def answered(self, reply: Message, clients: int) -> None:
         for client in range(clients):
             row = {path: tensor[client] for path, tensor in reply.tensors.items()}
             self.up[self.purpose] += len(_encoded(reply, row))
 
 
-def _encoded(letter: Letter, tensors: dict[str, Tensor]) -> bytes:
-    return wire.encode(wire.unpack(letter.kind, letter.skeleton, tensors))
+def _encoded(message: Message, tensors: dict[str, Tensor]) -> bytes:
+    return wire.encode(wire.unpack(message.kind, message.skeleton, tensors))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
             record.up["train"] += self.ledger.up["train"] - before[1]
             return arrivals
 
-    def performed(setting: Setting, job: Job, message: Letter) -> Outcome:
+    def performed(setting: Setting, job: Job, message: Message) -> Outcome:
         outcome = perform(setting, job, message)
         if record.counted:
             record.answered(outcome.reply, len(job.ids))

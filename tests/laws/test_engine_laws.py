@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.core.cohort import local_sgd
 from coterie.core.states import row, spread
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod

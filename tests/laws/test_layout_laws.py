@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.cohort import Memory
-from coterie.core.jobs import Letter
+from coterie.core.message import Message
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.fedavg import FedAvg
@@ -65,10 +65,10 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         self.seen = {"message": 0, "reply": 0, "state": 0}
-        opened, kind = Letter.open, type(driven(name))
+        opened, kind = Message.open, type(driven(name))
 
-        def open_and_look(letter: Letter) -> Any:
-            message = opened(letter)
+        def open_and_look(packed: Message) -> Any:
+            message = opened(packed)
             self.look("message", message)
             return message
 
@@ -89,7 +89,7 @@ class Watch:
             finally:
                 del fed.ask
 
-        monkeypatch.setattr(Letter, "open", open_and_look)
+        monkeypatch.setattr(Message, "open", open_and_look)
         monkeypatch.setattr(kind, "step", look_and_step)
 
     def look(self, what: str, value: Any) -> None:

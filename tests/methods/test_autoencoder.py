@@ -16,6 +16,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import Samples
 from coterie.core.wire import WireError
 from coterie.data.sources.digits import LEVELS, read_digits
+from coterie.kernel.bridge import KernelTask
 from coterie.methods.embedding.autoencoder import Encoder, default_architecture, fresh_encoder, load_encoder
 from coterie.methods.embedding.pretraining import read_public, train_on_public
 
@@ -57,7 +58,7 @@ def test_training_on_public_data_rebuilds_images(trained: Encoder, public: Sampl
 
 @pytest.mark.skipif(kernel.why_not() is not None, reason="no compiled kernel here")
 def test_the_fully_connected_one_is_trained_by_the_kernel(trained: Encoder) -> None:
-    assert isinstance(trained.task().net, kernel.Net)
+    assert isinstance(trained.task().compiled, KernelTask)
 
 
 def test_encoding_does_not_change_batch_normalisation() -> None:

@@ -21,8 +21,8 @@ from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.methods.fedcg import FedCG, Report
 from coterie.methods.fedcg.averaging import averaged
+from coterie.methods.fedcg.network import export, fedcg
 from coterie.methods.oracle import Oracle
-from coterie.models.domains import export, fedcg
 from coterie.runs.run import Result, run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
@@ -255,7 +255,7 @@ def test_wrapping_keeps_a_users_own_weights(digits: OwnPopulation) -> None:
     task = FedCG(**QUICK).task(Task.of(ready, digits))
     first: Any = ready.get_submodule("0")
     assert torch.equal(task.init(0)["network.0.weight"], first.weight.detach())
-    assert "stride" in getattr(task.net, "reason", "")
+    assert "stride" in getattr(task.compiled, "reason", "")
 
 
 def test_a_saved_network_can_be_exported(digits: OwnPopulation) -> None:

@@ -18,10 +18,10 @@ from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods.base import Models
 from coterie.methods.fedcg import FedCG
+from coterie.methods.fedcg.classifier import with_offsets
 from coterie.methods.fedcg.finders import TeacherFinder
-from coterie.methods.fedcg.layers import plain
+from coterie.methods.fedcg.wrapping import plain
 from coterie.models import build_model
-from coterie.models.domains import with_offsets
 from coterie.runs.run import Result, run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions

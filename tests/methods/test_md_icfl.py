@@ -14,11 +14,11 @@ from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.jobs import (
     Job,
-    Letter,
     Outcome,
     Setting,
     perform,
 )
+from coterie.core.message import Message
 from coterie.core.panels import Heatmap, ImageGrid
 from coterie.core.samples import ClientData, Samples
 from coterie.core.states import row
@@ -78,8 +78,8 @@ class Wiretap:
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, Tensor]] = []
 
-    def listen(self, letter: Letter) -> None:
-        self.heard += [(letter.kind.__name__, path, tensor) for path, tensor in letter.tensors.items()]
+    def listen(self, message: Message) -> None:
+        self.heard += [(message.kind.__name__, path, tensor) for path, tensor in message.tensors.items()]
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def wiretap(monkeypatch: pytest.MonkeyPatch) -> Wiretap:
     asked = Simulator.ask
 
     def overheard(self: Simulator, function: Any, ids: Sequence[str], **how: Any) -> Any:
-        tap.listen(Letter.of(how["each"] if how.get("same") is None else how["same"]))
+        tap.listen(Message.of(how["each"] if how.get("same") is None else how["same"]))
         return asked(self, function, ids, **how)
 
-    def answered(setting: Setting, job: Job, message: Letter) -> Outcome:
+    def answered(setting: Setting, job: Job, message: Message) -> Outcome:
         outcome = perform(setting, job, message)
         tap.listen(outcome.reply)
         return outcome

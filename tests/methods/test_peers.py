@@ -15,7 +15,6 @@ from coterie.core.federation import Federation
 from coterie.core.states import Stack, row, stack
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.kernel import bridge as fast
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
 from coterie.methods.p2p.base import (
@@ -140,7 +139,7 @@ def test_the_kernel_and_torch_agree_on_directions_and_means() -> None:
     assert torch.allclose(fast_one, plain, rtol=0, atol=1e-12)
     assert int((plain != 0).sum()) == int(box.mask.sum())
     chosen = box.mask & (index != 2)
-    mixed, mean = (aggregate(box, chosen, fast.library_of(task)) for task in tasks)
+    mixed, mean = (aggregate(box, chosen, task.row_math) for task in tasks)
     assert max(float((mixed[n] - mean[n]).abs().max()) for n in origin) < 1e-12
 
 

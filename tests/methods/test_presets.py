@@ -9,6 +9,7 @@ import pytest
 
 from coterie import method
 from coterie.cli.listing import settings
+from coterie.core.errors import CoterieError
 from coterie.core.settings import from_settings
 from coterie.data import SCENARIOS
 from coterie.methods import METHODS
@@ -92,3 +93,8 @@ def test_the_paper_of_embedding_clustering() -> None:
 def test_the_list_shows_what_a_preset_says_on_a_scenario() -> None:
     words = list(settings("md-icfl").columns[2].cells)
     assert "on multi-source-digits: epochs=3" in words
+
+
+def test_a_method_without_presets_says_so() -> None:
+    with pytest.raises(CoterieError, match="no preset of ifca 'paper', and there are no others; leave it out"):
+        method("ifca", preset="paper")

@@ -9,8 +9,14 @@ from sklearn.metrics import adjusted_rand_score
 
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
+from coterie.core.task import Task
+from coterie.methods.embedding.clustering import rules
 from coterie.methods.embedding.clustering.rules import RULES, choose
 from coterie.methods.embedding.clustering.split_half import THRESHOLD, split_score
+from coterie.methods.embedding.method import Embedding
+from coterie.simulation.simulator import Simulator
+
+from ..tiny import small_net, tiny_digits
 
 CLASSES = 10
 
@@ -140,3 +146,18 @@ def test_refusals() -> None:
         choose(bits, CLASSES, min_size=-1)
     with pytest.raises(CoterieError, match="a row of bits"):
         choose(bits[:0], CLASSES)
+
+
+def test_the_extra_that_bayes_needs_is_named_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    population = tiny_digits()
+    method = Embedding(rule="bayes")  # a client builds the method, too, and needs no package for it
+    fed = Simulator(method, Task.of(small_net, population), population, seed=0)
+    with pytest.raises(CoterieError, match=r"pip install 'coterie\[bayes\]'"):
+        method.init(fed)
+    assert fed.ledger.down["train"] == 0
+    fed.close()
+    bits, _ = embeddings(0, 2, 10)
+    with pytest.raises(CoterieError, match="bayesian-optimization"):
+        choose(bits, CLASSES, "bayes")
+    assert choose(bits, CLASSES, "paper").clusters >= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import statistics
 import tomllib
@@ -211,7 +212,9 @@ def test_a_run_that_learns_nothing_is_named_and_the_others_go_on(
     out = tmp_path / "out"
     said = coterie("compare", "fedavg", "local", *SMALL, "--out", out)
     assert said.code == 2
-    assert "but fedavg: nothing was learnt" in said.err
+    assert said.err.splitlines()[-1].startswith("coterie: fedavg: nothing was learnt")
+    assert re.search(r"Local training +\d", said.out)  # the table of those that have a result
+    assert f"report: {out / 'report.html'}" in said.out
     report = json.loads((out / "compare.json").read_text())
     assert [row["method"] for row in report["rows"]] == ["local"]
     assert report["failed"][0]["method"] == "fedavg"

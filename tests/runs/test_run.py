@@ -22,8 +22,9 @@ import pytest
 import torch
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, Scores
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import Scores
 from coterie.core.states import State
 from coterie.data import build
 from coterie.data.own import OwnPopulation

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Arrival
-from coterie.core.jobs import Letter
+from coterie.core.message import Message
 from coterie.core.rng import rng
 from coterie.core.states import stack
 from coterie.core.task import Task
@@ -24,7 +24,6 @@ from coterie.methods.p2p.topology import (
     Topology,
     acquaintances,
     as_rows,
-    carry,
     draw,
     introduced,
     members,
@@ -109,13 +108,13 @@ def test_answers_arrive_unless_they_are_lost_or_late() -> None:
     answered = torch.ones(200, 10, dtype=torch.bool)
     answered[:, 0] = False
     askers = [str(i) for i in range(200)]
-    plain = carry(Faults(), 0, 0, askers, answered)
+    plain = Faults().carry(0, 0, askers, answered)
     assert torch.equal(plain == int(Arrival.FRESH), answered)
-    fate = carry(Faults(loss=0.2, delay=0.3), 0, 0, askers, answered)
+    fate = Faults(loss=0.2, delay=0.3).carry(0, 0, askers, answered)
     assert bool((fate[:, 0] == int(Arrival.LOST)).all())
     shares = [float((fate[:, 1:] == int(kind)).double().mean()) for kind in Arrival]
     assert shares == pytest.approx([0.2, 0.5, 0.3], abs=0.03)
-    alone = carry(Faults(loss=0.2, delay=0.3), 0, 0, askers[7:8], answered[7:8])
+    alone = Faults(loss=0.2, delay=0.3).carry(0, 0, askers[7:8], answered[7:8])
     assert torch.equal(alone[0], fate[7])
 
 
@@ -151,8 +150,8 @@ def test_impossible_faults_are_refused(settings: dict[str, float], text: str) ->
 
 
 def test_common_parts_of_a_message_go_to_everyone_whole() -> None:
-    letter = Letter.of(Meeting(box(), {"age": torch.arange(3)}, None), common=("inbox/pool",))
-    some = letter.rows([2, 0]).open()
+    message = Message.of(Meeting(box(), {"age": torch.arange(3)}, None), common=("inbox/pool",))
+    some = message.rows([2, 0]).open()
     assert some.node["age"].tolist() == [2, 0]
     assert some.inbox.own.tolist() == [2, 0]
     assert some.inbox.pool.model["w"].tolist() == [0.0, 1.0, 2.0, 3.0]

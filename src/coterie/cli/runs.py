@@ -16,6 +16,7 @@ from coterie.core.errors import CoterieError, Interrupted
 from coterie.core.settings import split_assignments
 from coterie.methods import chosen_method
 from coterie.report.live import CompareView, LiveView, print_compare_table, print_result
+from coterie.runs.compare import SomeFailed
 from coterie.runs.compare import compare as compare_all
 from coterie.runs.config import (
     RunConfig,
@@ -56,9 +57,15 @@ def compare(configs: Sequence[RunConfig], seeds: Sequence[int], folder: Path, ta
     jobs = [(config.label, seed) for config in configs for seed in seeds]
     title = f"{len(configs)} methods on {subject(configs[0])}"
     with the_same_command_goes_on(), CompareView(title, jobs, configs[0].rounds) as view:
-        rows = compare_all(configs, seeds, folder, view, target=target)
+        failure = None
+        try:
+            rows = compare_all(configs, seeds, folder, view, target=target)
+        except SomeFailed as failed:
+            rows, failure = failed.rows, failed
     print_compare_table(rows, target=target)
     Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    if failure is not None:
+        raise failure
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from coterie.core.rows import RowMath
 from coterie.core.states import (
     Stack,
     State,
@@ -39,8 +40,6 @@ from coterie.core.states import (
     stack,
     take,
 )
-from coterie.kernel import rows as peers
-from coterie.kernel.library import Library
 
 Rule = Literal["mean", "clipped", "median", "trimmed", "krum", "geometric"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -154,7 +153,7 @@ def distances(models: Stack, others: Stack) -> Tensor:
 # --- between peers ----------------------------------------------------------------------------------------------------
 
 
-def combined_bags(rule: Rule, models: Stack, own: Tensor, others: Tensor, library: Library | None = None) -> Stack:
+def combined_bags(rule: Rule, models: Stack, own: Tensor, others: Tensor, math: RowMath | None = None) -> Stack:
     """For each of P peers, its own model (row `own` [P]) and others (rows `others` [P, m], -1: none) become one.
 
     All weigh the same. `clipped` shortens what lies between the own model and another's: a peer trusts itself.
@@ -165,8 +164,8 @@ def combined_bags(rule: Rule, models: Stack, own: Tensor, others: Tensor, librar
     if rule in ("mean", "clipped"):
         bags = everyone[everyone >= 0]
         if rule == "clipped":
-            models, bags = _clipped_bags(models, own, others, taken, bags, library)
-        return bag_means(models, bags, sizes, library)
+            models, bags = _clipped_bags(models, own, others, taken, bags, math)
+        return bag_means(models, bags, sizes, math)
     each = []
     for bag in everyone:
         members = take(models, bag[bag >= 0])
@@ -175,7 +174,7 @@ def combined_bags(rule: Rule, models: Stack, own: Tensor, others: Tensor, librar
 
 
 def _clipped_bags(
-    models: Stack, own: Tensor, others: Tensor, taken: Tensor, bags: Tensor, library: Library | None
+    models: Stack, own: Tensor, others: Tensor, taken: Tensor, bags: Tensor, math: RowMath | None
 ) -> tuple[Stack, Tensor]:
     """The models with shortened ones added, and the bags with those in place of the long ones."""
     asker, column = torch.nonzero(taken, as_tuple=True)
@@ -183,7 +182,7 @@ def _clipped_bags(
         return models, bags
     first, second = own[asker], others[asker, column]
     lengths = torch.zeros(others.shape, dtype=torch.float64)
-    lengths[taken] = _pair_distances(models, first, second, library)
+    lengths[taken] = _pair_distances(models, first, second, math)
     limit = torch.tensor([_reach(row_[mask]) for row_, mask in zip(lengths, taken, strict=True)]).double()[asker]
     long = torch.nonzero((lengths[taken] > limit) & (limit > 0))[:, 0]
     if not len(long):
@@ -205,16 +204,16 @@ def _reach(lengths: Tensor) -> float:
     return LONGEST * min(_middle(apart), LONGEST * float(apart.min())) if len(apart) else 0.0
 
 
-def _pair_distances(models: Stack, first: Tensor, second: Tensor, library: Library | None) -> Tensor:
+def _pair_distances(models: Stack, first: Tensor, second: Tensor, math: RowMath | None) -> Tensor:
     """Distances between pairs of rows, each by the same sums however many pairs there are."""
     parts = [t.reshape(len(t), -1) for t in models.values() if t.is_floating_point()]
-    if library is None or not all(peers.takes(part) and part.is_contiguous() for part in parts) or not len(first):
+    if math is None or not all(math.takes(part) and part.is_contiguous() for part in parts) or not len(first):
         return distances(take(models, first), take(models, second))
     rows, place = torch.unique(torch.cat([first, second]), return_inverse=True)
     left, right = place[: len(first)], place[len(first) :]
     zero = [[torch.zeros(1, part.shape[1], dtype=part.dtype) for part in parts]]
     pairs = torch.cat([first, rows]), torch.cat([second, rows])
-    product = peers.products(library, parts, zero, *pairs)[0]
+    product = math.products(parts, zero, *pairs)[0]
     squares = product[len(first) :]
     return (squares[left] + squares[right] - 2 * product[: len(first)]).clamp_min(0).sqrt()
 

@@ -32,6 +32,8 @@ class Interrupted(Unfinished):
 def unknown(kind: str, name: str, known: Iterable[str]) -> CoterieError:
     """The error for a name that does not exist, with the nearest existing ones."""
     names = sorted(known)
+    if not names:
+        return CoterieError(f"There is no {kind} {name!r}, and there are no others; leave it out.")
     near = get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}? Known" if near else "known"
     return CoterieError(f"There is no {kind} {name!r}; {hint}: {', '.join(names)}.")

@@ -7,7 +7,7 @@ message there and the replies back, counts the bytes, refuses bad replies by nam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
@@ -18,10 +18,12 @@ from torch import Tensor
 
 from coterie.core.cohort import Cohort, Memory
 from coterie.core.errors import CoterieError
+from coterie.core.message import Message
 from coterie.core.rng import Key, rng
 from coterie.core.samples import ClientId
 from coterie.core.states import State
 from coterie.core.task import Task
+from coterie.core.threads import done_beside
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -120,15 +122,16 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Question(Generic[P, R]):
-    """What clients are asked, as `Federation.ask` takes it."""
+class Question(Generic[R]):
+    """What clients are asked: `Federation.ask` packs the message, once for every engine.
 
-    function: Callable[[Cohort, P], R]
+    Client i gets row `rows[i]` of the message; without `rows` everyone gets all of it.
+    """
+
+    function: Callable[[Cohort, Any], R]
     ids: Sequence[ClientId]
-    same: P | None
-    each: P | None
+    message: Message
     rows: Sequence[int] | None
-    common: Sequence[str]
     purpose: Purpose
     counted: bool
 
@@ -159,6 +162,7 @@ class Federation(Protocol):
         common: Sequence[str] = (),
         purpose: Purpose = "train",
         counted: bool = True,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Replies[R]:
         """Have clients run a client function of the method.
 
@@ -166,16 +170,26 @@ class Federation(Protocol):
         `rows[i]` (row i without `rows`), and only that row is sent to it; the function sees its cohort's rows. The
         parts of `each` whose paths `common` names are whole for everyone. With `counted=False` no bytes are booked:
         nothing passes between a server and its clients, the simulator only makes peers do their own work.
+        `meanwhile` is work of the server that needs none of the replies. It is done once, beside the clients' work
+        where the federation can, else after it (`functools.cache` lets the method call it again for its result).
         """
-        question = Question(function, ids, same, each, rows, common, purpose, counted)
-        replies = self.answer(question)
+        message = Message.of(each if same is None else same, common)
+        places = None if same is not None else tuple(range(len(ids)) if rows is None else rows)
+        question = Question(function, ids, message, places, purpose, counted)
+        with nullcontext() if meanwhile is None else done_beside(meanwhile, thread=self.waits):
+            replies = self.answer(question)
         self.heard(question, replies)
         return replies
 
-    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether this process leaves time for a thread of the server's while clients work."""
+        return True
+
+    def heard(self, question: Question[R], replies: Replies[R]) -> None:
         """Replies have come; a federation that counts them does so here."""
 
-    def answer(self, question: Question[P, R]) -> Replies[R]:
+    def answer(self, question: Question[R]) -> Replies[R]:
         """How a federation carries a question; methods call `ask`."""
 
     def refuse(self, client: ClientId, reason: str) -> None:
@@ -200,7 +214,7 @@ class Engine(Federation, Protocol):
     memory: dict[ClientId, Memory]
     tally: Tally = Tally()
 
-    def heard(self, question: Question[P, R], replies: Replies[R]) -> None:
+    def heard(self, question: Question[R], replies: Replies[R]) -> None:
         """Count what came back of the training."""
         if question.purpose == "train":
             tally = self.tally

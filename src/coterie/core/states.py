@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coterie.kernel import rows as peers
-from coterie.kernel.library import Library
+from coterie.core.rows import RowMath
 
 State = dict[str, Tensor]
 Stack = dict[str, Tensor]
@@ -91,19 +90,19 @@ def group_means(models: Stack, weights: Tensor, groups: Tensor, previous: Stack)
     }
 
 
-def bag_means(models: Stack, members: Tensor, sizes: Tensor, library: Library | None = None) -> Stack:
+def bag_means(models: Stack, members: Tensor, sizes: Tensor, math: RowMath | None = None) -> Stack:
     """Plain means of a few models each: of those at the first `sizes[0]` rows in `members`, at the next `sizes[1]`, ...
 
-    Computed by the compiled kernel where there is one, else by torch.
+    Computed by `math` where there is some and it takes the numbers, else by torch.
     """
-    return {name: _bag_means(tensor, members, sizes, library) for name, tensor in models.items()}
+    return {name: _bag_means(tensor, members, sizes, math) for name, tensor in models.items()}
 
 
-def _bag_means(tensor: Tensor, members: Tensor, sizes: Tensor, library: Library | None) -> Tensor:
+def _bag_means(tensor: Tensor, members: Tensor, sizes: Tensor, math: RowMath | None) -> Tensor:
     exact = tensor if tensor.is_floating_point() else tensor.double()
     rows = exact.reshape(len(exact), -1)
-    if library is not None and peers.takes(rows):
-        means = peers.means(library, rows, members, sizes)
+    if math is not None and math.takes(rows):
+        means = math.means(rows, members, sizes)
     else:
         starts = sizes.cumsum(0) - sizes
         means = torch.nn.functional.embedding_bag(members, rows, starts, mode="mean")

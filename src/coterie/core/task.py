@@ -7,16 +7,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie import kernel
 from coterie.core import user_code
+from coterie.core.compiled import BACKENDS, Compiled, Refusal
 from coterie.core.errors import CoterieError
 from coterie.core.rng import key64
+from coterie.core.rows import RowMath
 from coterie.core.samples import Normalise, Population, Samples
 from coterie.core.states import State
 
@@ -100,18 +102,32 @@ class Task:
         ready: nn.Module = self._local.module
         return ready
 
+    def loaded(self, state: State) -> nn.Module:
+        """This thread's scratch network with this state in it."""
+        module = self.module
+        with torch.no_grad():
+            for name, tensor in module.state_dict().items():
+                tensor.copy_(state[name])
+        return module
+
     @cached_property
-    def net(self) -> kernel.Net | kernel.Refusal:
-        """The compiled kernel for this network, or why torch trains it instead."""
+    def compiled(self) -> Compiled | Refusal:
+        """The backend that computes this task, or why torch does it instead."""
         if not self.use_kernel:
-            return kernel.Refusal("the kernel is switched off")
+            return Refusal("the kernel is switched off")
         if not isinstance(self.loss, str):
-            return kernel.Refusal("the loss is a function of the user's")
-        missing = kernel.why_not()
-        if missing is not None:
-            return kernel.Refusal(missing)
-        name: Literal["cross_entropy", "mse"] = "cross_entropy" if self.loss == "cross_entropy" else "mse"
-        return kernel.plan(self.module, self.shape, name)
+            return Refusal("the loss is a function of the user's")
+        answer: Compiled | Refusal = Refusal("there is no compiled backend")
+        for backend in BACKENDS:
+            answer = import_module(backend).compile_task(self)
+            if not isinstance(answer, Refusal):
+                break
+        return answer
+
+    @property
+    def row_math(self) -> RowMath | None:
+        """What the backend computes of many models as rows of numbers; None where torch does."""
+        return None if isinstance(self.compiled, Refusal) else self.compiled.row_math
 
     def inputs(self, x: Tensor) -> Tensor:
         """Raw samples -> what the network sees."""

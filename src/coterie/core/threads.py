@@ -6,7 +6,7 @@ thread that told it only, so every thread that computes is made here or says so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -46,3 +46,17 @@ def one_thread_everywhere() -> Iterator[None]:
 def worker_pool(workers: int) -> ThreadPoolExecutor:
     """Threads that share work out, each of which computes with one thread."""
     return ThreadPoolExecutor(workers, initializer=use_one_thread)
+
+
+@contextmanager
+def done_beside(work: Callable[[], object], *, thread: bool) -> Iterator[None]:
+    """Do some work beside the body, in a thread of its own, or after it; either way it computes with one thread."""
+    if not thread:
+        yield
+        with one_thread():
+            work()
+        return
+    with worker_pool(1) as pool:
+        done = pool.submit(work)
+        yield
+        done.result()

@@ -161,7 +161,11 @@ def _expect(skeleton: Any, kind: type, wanted: Any) -> Any:
 
 def encode(value: object) -> bytes:
     """The bytes that are sent or saved."""
-    skeleton, tensors = pack(value)
+    return encode_packed(*pack(value))
+
+
+def encode_packed(skeleton: Any, tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of an object that has been packed already."""
     # safetensors refuses views that share memory, which rows of a stack do
     own = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     return safetensors.torch.save(own, metadata={_HEADER: json.dumps(skeleton)})
@@ -214,13 +218,58 @@ def _header(data: bytes, most: int) -> dict[str, Any]:
 
 def decode(data: bytes, kind: type[T], *, limit: int = DEFAULT_LIMIT, header_limit: int = HEADER_LIMIT) -> T:
     """Read bytes as an object of the expected type; anything else is refused with a `WireError`."""
+    return typing.cast(T, build(kind, *parse(data, limit=limit, header_limit=header_limit)))
+
+
+def parse(
+    data: bytes, *, limit: int = DEFAULT_LIMIT, header_limit: int = HEADER_LIMIT
+) -> tuple[Any, dict[str, Tensor]]:
+    """Bytes as the skeleton and the tensors that `pack` made, which are laid out and in the order of the skeleton.
+
+    Every tensor must bear the name of the place where it is used, and be used there alone: so a check of a tensor by
+    its name is a check of the part of the object that it becomes.
+    """
     if len(data) > limit:
         raise WireError(f"A message of {len(data)} bytes is larger than the {limit} that are allowed here.")
     header = _header(data, header_limit)
     try:
         skeleton = json.loads(header["__metadata__"][_HEADER])
-        tensors = laid_out(safetensors.torch.load(data))
-        return typing.cast(T, unpack(kind, skeleton, tensors))
+        paths = _paths(skeleton)
+        loaded = safetensors.torch.load(data)
+        if paths.keys() != loaded.keys():
+            odd = sorted(paths.keys() ^ loaded.keys())
+            raise WireError(f"These bytes do not hold the tensors that they declare: {', '.join(odd[:3])}.")
+        return skeleton, {path: _row_by_row(loaded[path]) for path in paths}
     except (KeyError, TypeError, ValueError, OverflowError, SafetensorError, RuntimeError) as error:
+        raise WireError(f"These bytes are not a whole message: {error}.") from error
+
+
+def build(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """An object of the expected type from parts that somebody else may have made; a `WireError` if they do not fit."""
+    try:
+        return unpack(kind, skeleton, tensors)
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         name = getattr(kind, "__name__", str(kind))
         raise WireError(f"These bytes are not a whole {name}: {error}.") from error
+
+
+def _paths(skeleton: Any) -> dict[str, None]:
+    """The paths of a skeleton's tensors, in its order, as `pack` names them."""
+    found: dict[str, None] = {}
+
+    def walk(part: Any, path: str) -> None:
+        if isinstance(part, dict) and _TENSOR in part:
+            while path in found:
+                path += "+"
+            if part != {_TENSOR: path}:
+                raise WireError(f"These bytes name the tensor at {path!r} otherwise: they are corrupt or not ours.")
+            found[path] = None
+        elif isinstance(part, dict):
+            for name, item in part.items():
+                walk(item, _join(path, name))
+        elif isinstance(part, list):
+            for index, item in enumerate(part):
+                walk(item, _join(path, str(index)))
+
+    walk(skeleton, "")
+    return found

@@ -125,7 +125,8 @@ def _channels_first(client: ClientId, x: Tensor, layout: Layout | None) -> Tenso
         if layout is None and x.dtype != torch.uint8:
             raise CoterieError(
                 f"Client {client} has inputs of shape {tuple(x.shape)}, which may be series or images; say "
-                'layout="series" for [n, steps, features], or layout="images" for [n, height, width].'
+                'layout="series" for [n, steps, features] or layout="images" for [n, height, width], in Python or as '
+                "an entry of the .npz files, or --set scenario.layout=series on the command line."
             )
         return x.unsqueeze(1)
     if x.dim() == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS:

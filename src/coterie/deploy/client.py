@@ -13,10 +13,10 @@ from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.jobs import (
     Job,
-    Letter,
     Setting,
     perform,
 )
+from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population
 from coterie.data.own import from_file
 from coterie.data.population import unseen_ids
@@ -90,14 +90,14 @@ class Device:
         if function is None or not getattr(function, "on_client", False):
             raise CoterieError(f"{setting.method.name} has no client function {order.action!r}.")
         self._consent.check(function, self._root)
-        letter = Letter.of(wire.decode(payload, message_type(function), limit=limit), order.common)
+        message = Message.read(payload, message_type(function), order.common, limit=limit)
         memory = DiskMemory(self._root, order.agreement.run)
         recalled = memory.recall(order.session, order.era)
         job = Job(order.action, order.round, (self.name,), None, (recalled,))
-        outcome = perform(setting, job, letter.with_axis() if order.each else letter)
+        outcome = perform(setting, job, message.with_axis() if order.each else message)
         if outcome.kept:
             memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
-        return wire.encode(outcome.reply.row(0).open())
+        return outcome.reply.row(0).encode()
 
     def _setting(self, agreement: Agreement) -> Setting:
         if agreement not in self._settings:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.federation import Failure, Question
-from coterie.core.jobs import Letter
+from coterie.core.message import Message
 from coterie.core.samples import ClientId
 from coterie.core.states import State
 from coterie.deploy.boundary import blamed
@@ -31,15 +31,15 @@ class Expected:
     the question was about.
     """
 
-    def __init__(self, question: Question[Any, Any], template: State, limit: int) -> None:
+    def __init__(self, question: Question[Any], template: State, limit: int) -> None:
         self._kind, self._template, self._limit = reply_type(question.function), template, limit
-        sent = Letter.of(question.each if question.same is None else question.same)
-        self._parts = {path.split("/", 1)[0] for path in sent.tensors if "/" in path}
-        self._sent = {path: tensor.dtype for path, tensor in sent.tensors.items()}
-        self._clusters = _largest(sent.tensors)
+        sent = question.message.tensors
+        self._parts = {path.split("/", 1)[0] for path in sent if "/" in path}
+        self._sent = {path: tensor.dtype for path, tensor in sent.items()}
+        self._clusters = _largest(sent)
 
-    def opened(self, answer: bytes) -> Letter | Failure:
-        """A client's reply taken apart, or what is wrong with it; its header is judged before a tensor is made."""
+    def read(self, answer: bytes) -> Message | Failure:
+        """A client's reply, still packed, or what is wrong with it; its header is judged before a tensor is made."""
         if len(answer) > self._limit:
             return Failure("too large", f"its reply has {len(answer)} bytes, more than the {self._limit} allowed")
         try:
@@ -47,11 +47,19 @@ class Expected:
                 wrong = self._wrong_layout(wire.layout_of(answer, limit=self._limit))
                 if wrong:
                     return Failure("wrong shape", wrong)
-                letter = Letter.of(wire.decode(answer, self._kind, limit=self._limit))
-                wrong = self._wrong_numbers(letter)
+                message = Message.read(answer, self._kind, limit=self._limit)
+                wrong = self._wrong_numbers(message)
         except wire.WireError as error:
             return Failure("wrong shape", str(error))
-        return Failure("wrong shape", wrong) if wrong else letter
+        return Failure("wrong shape", wrong) if wrong else message
+
+    def opened(self, message: Message) -> Any:
+        """The object in a message, or a `Failure` that says why it is not one of the type that was asked for."""
+        try:
+            with blamed("its reply cannot be read"):
+                return message.open()
+        except wire.WireError as error:
+            return Failure("wrong shape", str(error))
 
     def _wrong_layout(self, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
         groups: dict[str, set[str]] = {}
@@ -83,8 +91,8 @@ class Expected:
         # what has no difference (counters) need not be in a change
         return {name for name, dtype in whole.items() if name in names or dtype.is_floating_point}
 
-    def _wrong_numbers(self, letter: Letter) -> str:
-        for path, tensor in letter.tensors.items():
+    def _wrong_numbers(self, message: Message) -> str:
+        for path, tensor in message.tensors.items():
             if tensor.is_floating_point() or not tensor.numel():
                 continue
             low, high = int(tensor.min()), int(tensor.max())
@@ -95,23 +103,27 @@ class Expected:
                 return f"{path} is too large to be true"
         return ""
 
-    def alike(self, letters: dict[ClientId, Letter], failed: dict[ClientId, Failure]) -> dict[ClientId, Letter]:
-        """The replies of the usual form: that of most clients; of two as common, the one with more of the model."""
-        forms = {client: _form(letter) for client, letter in letters.items()}
-        votes = Counter(forms.values())
-        if len(votes) <= 1:
-            return letters
-        known = {form: self._known_entries(letters[client]) for client, form in forms.items()}
-        usual = max(votes, key=lambda form: (votes[form], *known[form], form))
-        for client, form in forms.items():
-            if form != usual:
-                failed[client] = Failure("wrong shape", "its reply has another form than those of the other clients")
-        return {client: letter for client, letter in letters.items() if forms[client] == usual}
+    def alike(self, replies: dict[ClientId, Message], failed: dict[ClientId, Failure]) -> dict[ClientId, Message]:
+        """The replies of the usual form: that of most clients; of two as common, the one with more of the model.
 
-    def _known_entries(self, letter: Letter) -> tuple[int, int]:
+        A form that is not of the type that was asked for has no vote. Where there is one form, that is found out when
+        the replies are opened, together.
+        """
+        forms = {client: _form(reply) for client, reply in replies.items()}
+        if len(set(forms.values())) <= 1:
+            return replies
+        examples = {form: replies[client] for client, form in forms.items()}
+        refused = {form: value for form, reply in examples.items() if isinstance(value := self.opened(reply), Failure)}
+        votes = Counter(form for form in forms.values() if form not in refused)
+        usual = max(votes, key=lambda form: (votes[form], *self._known_entries(examples[form]), form), default="")
+        other = Failure("wrong shape", "its reply has another form than those of the other clients")
+        failed |= {client: refused.get(form, other) for client, form in forms.items() if form != usual}
+        return {client: reply for client, reply in replies.items() if forms[client] == usual}
+
+    def _known_entries(self, reply: Message) -> tuple[int, int]:
         """How much of a reply is as the model has it, then how little else it has: one number a client is usual."""
-        inside = [path for path in letter.tensors if path.partition("/")[2] in self._template]
-        return len(inside), -sum(t.numel() for path, t in letter.tensors.items() if path not in inside)
+        inside = [path for path in reply.tensors if path.partition("/")[2] in self._template]
+        return len(inside), -sum(t.numel() for path, t in reply.tensors.items() if path not in inside)
 
 
 def _largest(sent: Mapping[str, Tensor]) -> int:
@@ -121,6 +133,6 @@ def _largest(sent: Mapping[str, Tensor]) -> int:
     return max(models or [*plain, *(size for tensor in sent.values() for size in tensor.shape)], default=0)
 
 
-def _form(letter: Letter) -> str:
-    tensors = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in letter.tensors.items())
-    return json.dumps([letter.skeleton, tensors])
+def _form(message: Message) -> str:
+    tensors = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in message.tensors.items())
+    return json.dumps([message.skeleton, tensors])

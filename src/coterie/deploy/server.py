@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.core import wire
 from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.federation import (
@@ -24,13 +23,12 @@ from coterie.core.federation import (
     check_reply,
 )
 from coterie.core.interrupts import pause
-from coterie.core.jobs import Letter
+from coterie.core.message import Message
 from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.deploy.protocol import Agreement, Hello, Order
 from coterie.deploy.replies import Expected
 
-P = TypeVar("P")
 R = TypeVar("R")
 LIMIT = 1 << 29
 """No message may be longer than this many bytes unless the user says so."""
@@ -207,7 +205,7 @@ class RemoteFederation(Engine):
         """Not known."""
         return None
 
-    def answer(self, question: Question[P, R]) -> Replies[R]:
+    def answer(self, question: Question[R]) -> Replies[R]:
         """One message to each client, all at once."""
         ids, purpose = question.ids, question.purpose
         asked = [client for client in ids if client not in self._silent]
@@ -219,8 +217,8 @@ class RemoteFederation(Engine):
             round=self.round,
             era=self.round + 1 if self._prepared else 0,
             safe=self._safe,
-            each=question.same is None,
-            common=tuple(question.common),
+            each=question.rows is not None,
+            common=question.message.common,
         )
         answers = self._transport.deliver(purpose, order, {client: payloads[client] for client in asked})
         if question.counted:
@@ -247,29 +245,29 @@ class RemoteFederation(Engine):
 
     def _accept(
         self,
-        question: Question[Any, Any],
+        question: Question[Any],
         ids: Sequence[ClientId],
         answers: Mapping[ClientId, bytes | Failure],
         failed: dict[ClientId, Failure],
     ) -> Replies[Any]:
         """Open the replies that have the right form, stack them, refuse the bad ones by name."""
         expected = Expected(question, self.task.template, self._limit)
-        letters: dict[ClientId, Letter] = {}
+        messages: dict[ClientId, Message] = {}
         for client in ids:
             answer = answers.get(client)
             if not isinstance(answer, bytes):
                 failed.setdefault(client, Failure("lost", "it did not answer"))
                 continue
-            opened = expected.opened(answer)
-            if isinstance(opened, Failure):
-                failed[client] = opened
+            read = expected.read(answer)
+            if isinstance(read, Failure):
+                failed[client] = read
             else:
-                letters[client] = opened
-        letters = expected.alike(letters, failed)
-        if not letters:
+                messages[client] = read
+        messages = expected.alike(messages, failed)
+        if not messages:
             return Replies((), None, failed)
-        names, first = list(letters), next(iter(letters.values()))
-        stacked = {path: torch.stack([letters[name].tensors[path] for name in names]) for path in first.tensors}
+        names, first = list(messages), next(iter(messages.values()))
+        stacked = {path: torch.stack([messages[name].tensors[path] for name in names]) for path in first.tensors}
         said = torch.tensor([self._samples.get(name, 0) for name in names])
         good, bad = check_reply(names, stacked, self.task.template, unbounded=first.unbounded, said=said)
         failed = failed | bad
@@ -277,8 +275,11 @@ class RemoteFederation(Engine):
             return Replies((), None, failed)
         if len(good) < len(names):
             stacked = {path: tensor[torch.tensor(good)] for path, tensor in stacked.items()}
-        value = wire.unpack(first.kind, first.skeleton, stacked)
-        return Replies(tuple(names[index] for index in good), value, failed)
+        ids = tuple(names[index] for index in good)
+        value = expected.opened(first.holding(stacked))
+        if isinstance(value, Failure):  # all are of one form, so none of them can be opened
+            return Replies((), None, failed | dict.fromkeys(ids, value))
+        return Replies(ids, value, failed)
 
     def note(self, text: str) -> None:
         """Tell whoever watches the run."""
@@ -306,15 +307,9 @@ class RemoteFederation(Engine):
         self._transport.close()
 
 
-def _payloads(question: Question[Any, Any]) -> dict[ClientId, bytes]:
+def _payloads(question: Question[Any]) -> dict[ClientId, bytes]:
     """What each client is sent: the same, or its own row."""
-    if question.same is not None:
-        return dict.fromkeys(question.ids, wire.encode(question.same))
-    letter = Letter.of(question.each, question.common)
-    payloads, encodings = {}, dict[int, bytes]()
-    for position, client in enumerate(question.ids):
-        row = position if question.rows is None else question.rows[position]
-        if row not in encodings:
-            encodings[row] = wire.encode(letter.row(row).open())
-        payloads[client] = encodings[row]
-    return payloads
+    if question.rows is None:
+        return dict.fromkeys(question.ids, question.message.encode())
+    encodings = {row: question.message.row(row).encode() for row in dict.fromkeys(question.rows)}
+    return {client: encodings[row] for client, row in zip(question.ids, question.rows, strict=True)}

@@ -3,9 +3,10 @@
 `plan` translates a module or says why it does not; `why_not` says why the kernel is not used at all.
 """
 
+from coterie.core.compiled import Refusal
 from coterie.kernel.library import installed
 from coterie.kernel.net import Net, Routing
-from coterie.kernel.translate import Refusal, plan
+from coterie.kernel.translate import plan
 
 __all__ = ["Net", "Refusal", "Routing", "plan", "why_not"]
 

@@ -1,22 +1,120 @@
-"""Between stacks of models and the compiled kernel, which works on flat rows of numbers."""
+"""Between tasks and stacks of models and the compiled kernel, which works on flat rows of numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coterie.core.compiled import Compiled, InputGradients, Refusal
+from coterie.core.optimiser import Optimiser
 from coterie.core.samples import Normalise, Samples
-from coterie.core.states import Stack, State, count
-from coterie.core.task import Task
-from coterie.kernel import Net, Routing
-from coterie.kernel.library import Library
+from coterie.core.states import Stack, State, count, row
+from coterie.core.task import LossFn, LossName, Task
+from coterie.kernel.net import Net, Routing
+from coterie.kernel.rows import KernelRows
+from coterie.kernel.translate import plan
 
 
-def library_of(task: Task) -> Library | None:
-    """The compiled kernel where it is used for this task."""
-    return task.net.library if isinstance(task.net, Net) else None
+def compile_task(task: Task) -> Compiled | Refusal:
+    """The kernel for this task's network, or why it does not take it."""
+    net = plan(task.module, task.shape, "cross_entropy" if task.loss == "cross_entropy" else "mse")
+    return net if isinstance(net, Refusal) else KernelTask(net, task.loss, task.normalise, task.dtype)
+
+
+@dataclass(frozen=True)
+class KernelTask:
+    """A task that the kernel computes: a translated network with the task's loss, normalisation and precision."""
+
+    net: Net
+    loss: LossName | LossFn
+    normalise: Normalise
+    dtype: torch.dtype
+
+    @property
+    def row_math(self) -> KernelRows:
+        """Means and products of rows by the same library."""
+        return KernelRows(self.net.library)
+
+    def takes(self, side: Tensor | None, models: int = 1) -> bool:
+        """A network with domains needs one for each sample, and takes one model a call: each has its own graph."""
+        return not self.net.domains or (models == 1 and side is not None and not side.is_floating_point())
+
+    def train(
+        self,
+        start: Stack,
+        clients: Sequence[Samples],
+        order: Callable[[int], Tensor],
+        opt: Optimiser,
+        rate: float,
+        *,
+        mu: float = 0.0,
+        prox: Stack | None = None,
+        correction: Stack | None = None,
+    ) -> Stack:
+        """Every client in one call of the kernel each, in place on a fresh matrix of models."""
+        net, weights = self.net, vectors(self.net, start)
+        anchors = vectors(net, prox) if prox is not None and mu else None
+        pulls = vectors(net, correction) if correction is not None else None
+        for index, samples in enumerate(clients):
+            if not len(samples) or not opt.epochs:
+                continue
+            batch, own, route = opt.batch_of(len(samples)), order(index), routing(net, row(start, index), samples)
+            net.train(
+                weights[index],
+                self._inputs(samples),
+                self._target(samples),
+                own if route is None else grouped(own, opt.epochs, batch, route.domains),
+                epochs=opt.epochs,
+                batch=batch,
+                optimiser=opt.kind,
+                lr=rate,
+                momentum=opt.momentum,
+                weight_decay=opt.weight_decay,
+                mu=mu if anchors is not None else 0.0,
+                anchor=anchors[index] if anchors is not None else None,
+                correction=pulls[index] if pulls is not None else None,
+                **self._scaling(),
+                route=route,
+            )
+        return models_of(net, weights, start)
+
+    def score(self, models: Stack, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Mean loss and share of correct answers of every model."""
+        return self.net.evaluate(
+            vectors(self.net, models),
+            self._inputs(samples),
+            self._target(samples),
+            **self._scaling(),
+            route=routing(self.net, row(models, 0), samples),
+        )
+
+    def probabilities(self, models: Stack, inputs: Tensor) -> Tensor:
+        """Class probabilities of every model for ready inputs."""
+        return self.net.predict(vectors(self.net, models), inputs.to(self.dtype).contiguous())
+
+    def input_gradients(self, models: Stack) -> InputGradients:
+        """The gradients of the loss with respect to the inputs."""
+        rows = vectors(self.net, models)
+        return lambda model, x, y: self.net.input_gradient(rows[model], x.contiguous(), y.contiguous())
+
+    def _inputs(self, samples: Samples) -> Tensor:
+        """What the kernel reads: bytes as they are, other numbers in the task's precision."""
+        x = samples.x if samples.x.dtype == torch.uint8 else samples.x.to(self.dtype)
+        return x.contiguous()
+
+    def _target(self, samples: Samples) -> Tensor | None:
+        """What the kernel compares outputs with; None is the input itself."""
+        if self.loss == "reconstruction":
+            return None
+        return samples.y.to(self.dtype if self.loss == "mse" else torch.int64).contiguous()
+
+    def _scaling(self) -> dict[str, Any]:
+        """How the kernel normalises while it reads."""
+        return {"mean": self.normalise.mean, "std": self.normalise.std, "scale": self.normalise.scale}
 
 
 def vectors(net: Net, models: Stack) -> Tensor:
@@ -37,17 +135,12 @@ def models_of(net: Net, matrix: Tensor, like: Stack) -> Stack:
     }
 
 
-def takes(net: Net, samples: Samples) -> bool:
-    """Whether the kernel can compute with these samples: a network with domains needs one domain for each."""
-    return not net.domains or (samples.side is not None and not samples.side.is_floating_point())
-
-
 def routing(net: Net, model: State, samples: Samples) -> Routing | None:
     """The samples' domains and how these borrow from each other in this model."""
     if not net.domains:
         return None
     assert samples.side is not None
-    mix = model.get("adjacency")
+    mix = model.get(net.mix)
     return Routing(samples.side.to(torch.int64).contiguous(), None if mix is None else mix.contiguous())
 
 
@@ -56,21 +149,3 @@ def grouped(order: Tensor, epochs: int, batch: int, domains: Tensor) -> Tensor:
     rows = order.view(epochs, -1)
     keys = torch.arange(rows.shape[1]) // batch * (int(domains.max()) + 1) + domains[rows]
     return rows.gather(1, keys.argsort(dim=1, stable=True)).flatten()
-
-
-def inputs(task: Task, samples: Samples) -> Tensor:
-    """What the kernel reads: bytes as they are, other numbers in the task's precision."""
-    x = samples.x if samples.x.dtype == torch.uint8 else samples.x.to(task.dtype)
-    return x.contiguous()
-
-
-def scaling(normalise: Normalise) -> dict[str, Any]:
-    """How the kernel normalises while it reads."""
-    return {"mean": normalise.mean, "std": normalise.std, "scale": normalise.scale}
-
-
-def target(task: Task, samples: Samples) -> Tensor | None:
-    """What the kernel compares outputs with; None is the input itself."""
-    if task.loss == "reconstruction":
-        return None
-    return samples.y.to(task.dtype if task.loss == "mse" else torch.int64).contiguous()

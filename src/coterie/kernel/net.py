@@ -14,8 +14,8 @@ from torch import Tensor
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import Normalise
+from coterie.kernel.checks import check_channels, check_flat, check_hyper, dtype_of
 from coterie.kernel.library import (
-    DTYPES,
     DataCall,
     EvaluateCall,
     GradientCall,
@@ -27,7 +27,8 @@ from coterie.kernel.library import (
 )
 
 Loss = Literal["cross_entropy", "mse"]
-_KINDS = {"convolution": 0, "linear": 1, "relu": 2, "tanh": 3, "sigmoid": 4, "pool": 5}
+Kind = Literal["convolution", "linear", "relu", "tanh", "sigmoid", "pool"]
+_KINDS: dict[Kind, int] = {"convolution": 0, "linear": 1, "relu": 2, "tanh": 3, "sigmoid": 4, "pool": 5}
 _LOSSES = {"cross_entropy": 0, "mse": 1}
 _RULES = {"sgd": 0, "adam": 1}
 _BLOCK_BYTES = 1 << 20  # of maps that convolutions work on at a time: about a second-level cache
@@ -37,7 +38,7 @@ _BLOCK_BYTES = 1 << 20  # of maps that convolutions work on at a time: about a s
 class Layer:
     """One layer as the kernel knows it; offsets are places in the flat vector of parameters."""
 
-    kind: Literal["convolution", "linear", "relu", "tanh", "sigmoid", "pool"]
+    kind: Kind
     outputs: int = 0
     kernel: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -71,6 +72,8 @@ class Net:
     maps: tuple[int, int, int]
     """The input as the first layer sees it: channels, height, width."""
     library: Library = field(repr=False)
+    mix: str = ""
+    """The entry of a state that says how domains borrow from each other, where there is one."""
     block_bytes: int = field(default=_BLOCK_BYTES, repr=False)
 
     def train(
@@ -102,21 +105,21 @@ class Net:
         and `mu` give the prox term, `correction` is added to every gradient. `x` is of the weights' type, or uint8;
         both are normalised by (x * scale - mean) / std per channel.
         """
-        dtype = _dtype_of(weights)
-        _check_flat("weights", weights, (self.size,), dtype)
+        dtype = dtype_of(weights)
+        check_flat("weights", weights, (self.size,), dtype)
         for name, extra in (("anchor", anchor), ("correction", correction)):
             if extra is not None:
-                _check_flat(name, extra, (self.size,), dtype)
+                check_flat(name, extra, (self.size,), dtype)
         if mu != 0 and anchor is None:
             raise CoterieError("The prox term (mu) needs an anchor; pass the weights the client started from.")
-        _check_flat("order", order, tuple(order.shape[:1]) if isinstance(order, Tensor) else (0,), torch.int64)
+        check_flat("order", order, tuple(order.shape[:1]) if isinstance(order, Tensor) else (0,), torch.int64)
         if epochs < 1 or batch < 1:
             raise CoterieError(f"Training needs at least 1 epoch and a batch of at least 1, not {epochs} and {batch}.")
         if order.numel() == 0 or order.numel() % epochs:
             raise CoterieError(f"order holds {order.numel()} sample numbers, which are not {epochs} equal epochs.")
         if optimiser not in _RULES:
             raise CoterieError(f"The kernel knows the optimisers sgd and adam, not {optimiser!r}.")
-        _check_hyper(lr, momentum, weight_decay, mu, eps, betas)
+        check_hyper(lr, momentum, weight_decay, mu, eps, betas)
         data, _kept = self._data(x, y, dtype, mean, std, scale)
         network, _layers = self._network(self.loss, self._routed(data, dtype, route))
         call = TrainCall(
@@ -149,7 +152,7 @@ class Net:
         route: Routing | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy (NaN for squared error) of every model `weights[m]`, each a float64 tensor [M]."""
-        dtype = _dtype_of(weights)
+        dtype = dtype_of(weights)
         models = self._check_models(weights, dtype)
         losses, accuracies = torch.empty(models, dtype=torch.float64), torch.empty(models, dtype=torch.float64)
         data, _kept = self._data(x, y, dtype, mean, std, scale)
@@ -190,8 +193,8 @@ class Net:
         """The summed loss of one model (flat `weights`) and its gradient with respect to the inputs `x`."""
         if self.domains:
             raise CoterieError("The kernel has no gradient of the inputs of a network with domains; use torch.")
-        dtype = _dtype_of(weights)
-        _check_flat("weights", weights, (self.size,), dtype)
+        dtype = dtype_of(weights)
+        check_flat("weights", weights, (self.size,), dtype)
         data, _kept = self._data(x, y, dtype, (0.0,), (1.0,), 1.0)
         if x.dtype != dtype:
             raise CoterieError(f"x is {x.dtype}, but {dtype} is needed; bytes have no gradient.")
@@ -217,7 +220,7 @@ class Net:
         scale: float,
         route: Routing | None,
     ) -> Tensor:
-        dtype = _dtype_of(weights)
+        dtype = dtype_of(weights)
         models = self._check_models(weights, dtype)
         data, _kept = self._inputs(x, dtype, mean, std, scale)
         out = torch.empty(models, x.shape[0], self.outputs, dtype=dtype)
@@ -261,15 +264,15 @@ class Net:
             raise CoterieError("Domains (route) go with a network that has some, and only with such a one.")
         if route is None:
             return None
-        _check_flat("domains", route.domains, (data.samples,), torch.int64)
+        check_flat("domains", route.domains, (data.samples,), torch.int64)
         data.domains = route.domains.data_ptr()
         if route.mix is not None:
-            _check_flat("mix", route.mix, (self.domains, self.domains), dtype)
+            check_flat("mix", route.mix, (self.domains, self.domains), dtype)
         return route.mix
 
     def _check_models(self, weights: Tensor, dtype: torch.dtype) -> int:
         models = int(weights.shape[0]) if weights.dim() == 2 else 0
-        _check_flat("weights", weights, (models, self.size), dtype)
+        check_flat("weights", weights, (models, self.size), dtype)
         return models
 
     def _inputs(
@@ -279,13 +282,13 @@ class Net:
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] == 0:
             raise CoterieError("The inputs x must be a tensor with at least one sample.")
         normalise = Normalise(tuple(mean), tuple(std), float(scale))
-        _check_channels(normalise, self.input_shape[0])
+        check_channels(normalise, self.input_shape[0])
         if x.dtype != torch.uint8:
-            _check_flat("x", x, (x.shape[0], *self.input_shape), dtype)
+            check_flat("x", x, (x.shape[0], *self.input_shape), dtype)
             if normalise != Normalise():
                 x = normalise(x, dtype).contiguous()
             return DataCall(values=x.data_ptr(), table_channels=1, samples=x.shape[0]), [x]
-        _check_flat("x", x, (x.shape[0], *self.input_shape), torch.uint8)
+        check_flat("x", x, (x.shape[0], *self.input_shape), torch.uint8)
         table = _table(normalise, dtype)
         if len(table) > 1 and self.maps[0] != self.input_shape[0]:
             raise CoterieError("A mean per channel needs a network that keeps the channels; normalise x first.")
@@ -301,7 +304,7 @@ class Net:
         if self.loss == "cross_entropy":
             if y is None:
                 raise CoterieError("Cross-entropy needs the labels y.")
-            _check_flat("y", y, (x.shape[0],), torch.int64)
+            check_flat("y", y, (x.shape[0],), torch.int64)
             data.labels = y.data_ptr()
         elif y is None:
             if math.prod(self.input_shape) != self.outputs:
@@ -309,50 +312,11 @@ class Net:
                     "Without targets y the network must have as many outputs as inputs (an autoencoder)."
                 )
         else:
-            _check_flat("y", y, tuple(y.shape), dtype)
+            check_flat("y", y, tuple(y.shape), dtype)
             if y.numel() != x.shape[0] * self.outputs or y.shape[0] != x.shape[0]:
                 raise CoterieError(f"The targets y must hold {self.outputs} values for each of {x.shape[0]} samples.")
             data.target_values = y.data_ptr()
         return data, kept
-
-
-def _dtype_of(weights: Tensor) -> torch.dtype:
-    if not isinstance(weights, Tensor) or weights.dtype not in DTYPES:
-        raise CoterieError("The weights must be a float32 or float64 tensor.")
-    return weights.dtype
-
-
-def _check_flat(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse a tensor whose memory is not what the kernel will read."""
-    if not isinstance(tensor, Tensor):
-        raise CoterieError(f"{name} must be a tensor, not {type(tensor).__name__}.")
-    if tuple(tensor.shape) != shape or 0 in shape:
-        raise CoterieError(f"{name} has shape {tuple(tensor.shape)}, but the network needs {shape}.")
-    if tensor.dtype != dtype:
-        raise CoterieError(f"{name} is {tensor.dtype}, but {dtype} is needed; convert it first.")
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
-        raise CoterieError(f"{name} must be a contiguous tensor on the CPU; call .cpu().contiguous() first.")
-    if tensor.is_conj() or tensor.is_neg():
-        raise CoterieError(f"{name} is a lazy view; call .resolve_neg() first.")
-
-
-def _check_hyper(
-    lr: float, momentum: float, weight_decay: float, mu: float, eps: float, betas: tuple[float, float]
-) -> None:
-    values = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "mu": mu, "eps": eps}
-    for name, value in values.items():
-        if not math.isfinite(value) or value < 0:
-            raise CoterieError(f"{name} must be a finite number of at least 0, not {value}.")
-    if eps < torch.finfo(torch.float32).tiny:  # weights without a gradient would become 0 / 0
-        raise CoterieError(f"eps must be above 0, not {eps}.")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise CoterieError(f"betas must be from 0 to below 1, not {betas}.")
-
-
-def _check_channels(normalise: Normalise, channels: int) -> None:
-    counts = len(normalise.mean), len(normalise.std)
-    if set(counts) - {1, channels}:
-        raise CoterieError(f"mean and std must have 1 or {channels} values, not {counts[0]} and {counts[1]}.")
 
 
 @lru_cache(maxsize=32)

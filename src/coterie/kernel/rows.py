@@ -176,3 +176,24 @@ def _check_index(name: str, index: Tensor, limit: int) -> None:
         raise CoterieError(f"{name} must be a contiguous list of whole numbers (int64).")
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < limit:
         raise CoterieError(f"{name} must hold numbers from 0 to {limit - 1}.")
+
+
+@dataclass(frozen=True)
+class KernelRows:
+    """The functions above for one library, as `RowMath`."""
+
+    library: Library
+
+    def takes(self, rows: Tensor) -> bool:
+        """Whether rows of this tensor can go to the kernel."""
+        return takes(rows)
+
+    def means(self, rows: Tensor, members: Tensor, sizes: Tensor) -> Tensor:
+        """Means of rows."""
+        return means(self.library, rows, members, sizes)
+
+    def products(
+        self, ends: Sequence[Tensor], begins: Sequence[Sequence[Tensor]], first: Tensor, second: Tensor
+    ) -> Tensor:
+        """Products of the ways models have gone."""
+        return products(self.library, ends, begins, first, second)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.rng import torch_rng
+from coterie.kernel.chain import Routed
 from coterie.kernel.net import Net, Routing
-from coterie.models.domains import DomainNet
 
 _SAMPLES = 3
 _TOLERANCE = 1e-9
 
 
-def difference(net: Net, reference: nn.Module) -> str | None:
+def difference(net: Net, reference: nn.Module, routed: Routed | None) -> str | None:
     """Run both on random weights and inputs in float64, and say what differs. Overwrites `reference`."""
     generator = torch_rng(0, "kernel-check")
     reference = reference.to("cpu", torch.float64)
@@ -29,11 +29,8 @@ def difference(net: Net, reference: nn.Module) -> str | None:
             flat[start : start + parameter.numel()] = values.flatten()
             start += parameter.numel()
         x = torch.randn(_SAMPLES, *net.input_shape, generator=generator, dtype=torch.float64)
-        route = (
-            Routing(torch.arange(_SAMPLES) % net.domains, reference.adjacency)
-            if isinstance(reference, DomainNet)
-            else None
-        )
+        mix = getattr(reference, routed.mix) if routed else None
+        route = Routing(torch.arange(_SAMPLES) % net.domains, mix) if routed else None
         try:
             expected: Tensor = reference(x) if route is None else reference(x, route.domains)
         except Exception as error:  # the user's forward may raise anything

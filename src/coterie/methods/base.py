@@ -12,10 +12,11 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.aggregate import Rule, too_long
-from coterie.core.cohort import Cohort, Optimiser, evaluate
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
-from coterie.core.optimiser import DEFAULT_RATES, OptimiserName
+from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from coterie.core.aggregate import combined
-from coterie.core.cohort import Cohort, local_sgd, losses
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import losses
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
@@ -22,6 +23,7 @@ from coterie.core.states import (
     spread,
     take,
 )
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 
 

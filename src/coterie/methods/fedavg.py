@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.core.aggregate import combined_one
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
@@ -16,6 +16,7 @@ from coterie.core.states import (
     spread,
     stack,
 )
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 
 

@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd, score
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import score
 from coterie.core.federation import Federation, Nothing, on_client
 from coterie.core.panels import Heatmap, Panel
 from coterie.core.samples import ClientId
@@ -23,6 +24,7 @@ from coterie.core.states import (
     row,
     stack,
 )
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.own_model import OwnModelMethod
 

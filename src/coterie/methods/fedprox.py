@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.federation import on_client
 from coterie.core.states import spread
+from coterie.core.training import local_sgd
 from coterie.methods.base import Models, Trained
 from coterie.methods.fedavg import FedAvg
 

@@ -12,11 +12,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from coterie.core.aggregate import combined
-from coterie.core.cohort import Cohort, evaluate, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, take
+from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models
 from coterie.methods.clustered import (
     Choice,

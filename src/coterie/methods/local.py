@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, Nothing, on_client
 from coterie.core.states import State
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log
 from coterie.methods.own_model import OwnModelMethod
 

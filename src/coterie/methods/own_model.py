@@ -8,7 +8,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from coterie.core.cohort import Cohort, evaluate
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Federation,
     Nothing,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.aggregate import combined_one
-from coterie.core.cohort import Cohort, local_sgd, steps
+from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
@@ -22,6 +22,7 @@ from coterie.core.states import (
     stack,
     zeros,
 )
+from coterie.core.training import local_sgd, steps
 from coterie.methods.base import Log, ServerMethod
 
 _COMMON = ("model", "control")

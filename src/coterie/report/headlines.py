@@ -22,7 +22,7 @@ def run_headline(result: Mapping[str, Any]) -> str:
     served = f"{percent(result.get('accuracy'))} {'mean ' if clients > 1 else ''}accuracy"
     tail = f"; the worst client has {percent(worst)}." if worst is not None and clients > 1 else "."
     doubts = len(result.get("warnings") or ())
-    tail += f" There {'is' if doubts == 1 else 'are'} {plural(doubts, 'warning')}; see the report." if doubts else ""
+    tail += f" There {'is' if doubts == 1 else 'are'} {plural(doubts, 'warning')}." if doubts else ""
     groups, ari = result.get("n_clusters"), result.get("ari")
     agreement = f" (ARI {score(ari)} against the true ones)" if ari is not None else ""
     crowd = plural(clients, "client")

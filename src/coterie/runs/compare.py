@@ -27,6 +27,15 @@ from coterie.runs.folder import RunFolder, read_metrics
 from coterie.runs.run import View
 
 
+class SomeFailed(NothingLearnt):
+    """Some runs of a comparison came to nothing; `rows` are those of the others, whose report is written."""
+
+    def __init__(self, failed: Sequence[Mapping[str, Any]], rows: list[dict[str, Any]]) -> None:
+        more = f"{len(failed)} runs have no result; the first: " if len(failed) > 1 else ""
+        super().__init__(f"{more}{failed[0]['why']}")
+        self.rows = rows
+
+
 @dataclass(frozen=True)
 class _OneOfMany:
     """What one run tells the common view."""
@@ -97,8 +106,7 @@ def compare(
     with home.writing(out / "report.html"):
         write_compare_report(out)
     if failed:
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise NothingLearnt(f"The report of the others is {out / 'report.html'}, but {failed[0]['why']}{others}")
+        raise SomeFailed(failed, rows)
     return rows
 
 

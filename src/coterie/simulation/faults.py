@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated federation: dropouts, stragglers, corrupt replies, joins, departures, attackers."""
+"""What goes wrong in a simulated federation: dropouts, stragglers, bad or lost replies, joins, departures, attacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
-from coterie.core.federation import Failure
+from coterie.core.federation import Arrival, Failure
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId
 from coterie.simulation.attacks import Attack, chosen
@@ -93,6 +93,18 @@ class Faults:
             victim *= 1e9
             victim.view(-1)[0] = 1e12
         return {**reply, name: victim}
+
+    def carry(self, seed: int, round: int, askers: Sequence[ClientId], answered: Tensor) -> Tensor:
+        """What becomes of each answer between peers [A, m]: lost, fresh or old (`Arrival`)."""
+        fate = torch.where(answered, int(Arrival.FRESH), int(Arrival.LOST))
+        if not (self.loss or self.delay):
+            return fate
+        for index, asker in enumerate(askers):
+            chance = torch.from_numpy(rng(seed, "messages", round, asker).random(answered.shape[1]))
+            old = (chance >= self.loss) & (chance < self.loss + self.delay) & answered[index]
+            fate[index][chance < self.loss] = int(Arrival.LOST)
+            fate[index][old] = int(Arrival.OLD)
+        return fate
 
     def attacking(self, seed: int, ids: Sequence[ClientId]) -> frozenset[ClientId]:
         """The clients that attack."""

@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing  # registers how tensors in shared memory are handed over
 from torch import Tensor
 
-from coterie.core.jobs import Letter
+from coterie.core.message import Message
 
 _ALIGNMENT = 64
 _CAPACITY = 1 << 30  # address space; only what is written takes memory
@@ -76,8 +76,8 @@ class Parcel:
         block = self.block if self.block is not None else arena.bytes[self.start :]
         return {name: block[a:b].view(dtype).view(shape) for name, dtype, shape, a, b in self.index}
 
-    def letter(self, arena: Arena, *, copy: bool = False) -> Letter:
+    def message(self, arena: Arena, *, copy: bool = False) -> Message:
         """The parcel as a message; a copy outlives the arena's next use."""
         found = self.tensors(arena)
         tensors = {name: tensor.clone() for name, tensor in found.items()} if copy else found
-        return Letter(self.kind, self.skeleton, tensors, self.common)
+        return Message(self.kind, self.skeleton, tensors, self.common)

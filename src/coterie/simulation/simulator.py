@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_all_start_methods
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie import kernel
-from coterie.core import wire
 from coterie.core.cohort import Memory
+from coterie.core.compiled import Refusal
 from coterie.core.errors import CoterieError
 from coterie.core.federation import (
     Arrival,
@@ -30,16 +29,15 @@ from coterie.core.federation import (
 )
 from coterie.core.jobs import (
     Job,
-    Letter,
     Outcome,
     Setting,
 )
+from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
 from coterie.data.describe import largest_share
 from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
-from coterie.methods.p2p.topology import carry
 from coterie.simulation.attacks import Attackers, disguised
 from coterie.simulation.faults import Faults
 from coterie.simulation.malloc import keep_freed_blocks
@@ -50,7 +48,6 @@ from coterie.simulation.workers import (
     Workers,
 )
 
-P = TypeVar("P")
 R = TypeVar("R")
 _LANE_BYTES = 1 << 28
 _JOBS_PER_WORKER = 4
@@ -157,14 +154,20 @@ class Simulator(Engine):
     @property
     def path(self) -> str:
         """Which way local training is computed, and why."""
-        if isinstance(self.task.net, kernel.Net):
+        refusal = self.task.compiled
+        if not isinstance(refusal, Refusal):
             return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
         how = "processes" if self._forks else "thread" if self.workers == 1 else "threads"
-        return f"torch, {self.workers} {how} ({self.task.net.reason})"
+        return f"torch, {self.workers} {how} ({refusal.reason})"
+
+    @property
+    def waits(self) -> bool:
+        """The kernel releases the interpreter's lock; autograd does not, and no thread may be busy when it forks."""
+        return not isinstance(self.task.compiled, Refusal)
 
     @property
     def _forks(self) -> bool:
-        fits = not isinstance(self.task.net, kernel.Net) and self.workers > 1
+        fits = isinstance(self.task.compiled, Refusal) and self.workers > 1
         return fits and "fork" in get_all_start_methods()
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
@@ -174,20 +177,18 @@ class Simulator(Engine):
             raise CoterieError("The true groups of these clients are not known, and oracle needs them.")
         return torch.tensor(groups)
 
-    def answer(self, question: Question[P, R]) -> Replies[R]:
+    def answer(self, question: Question[R]) -> Replies[R]:
         """Run a client function of the method on these clients."""
-        ids, rows, common, counted = question.ids, question.rows, question.common, question.counted
+        ids, message, index, counted = question.ids, question.message, question.rows, question.counted
         purpose: Purpose = "evaluation" if self._on_trial else question.purpose
-        message = Letter.of(question.each if question.same is None else question.same, common)
-        index = None if question.same is not None else list(rows) if rows is not None else list(range(len(ids)))
         failed: dict[ClientId, Failure] = {}
         if purpose == "train":
             silent = ((client, self._faults.silence(self.seed, self.round, client)) for client in ids)
             failed = {client: failure for client, failure in silent if failure is not None}
         # a client that drops out has no result at all; one that is late has done its work in vain
         working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
-        asked, picked = [ids[i] for i in working], index and [index[i] for i in working]
-        jobs = self._jobs(question.function.__name__, asked, picked, common)
+        asked, picked = [ids[i] for i in working], None if index is None else [index[i] for i in working]
+        jobs = self._jobs(question.function.__name__, asked, picked, message.common)
         outcomes = self._perform(jobs, message, "training" if purpose == "train" else "evaluation")
         if counted:
             self.ledger.down[purpose] += len(ids) * (message.row(0) if index is not None else message).size
@@ -199,7 +200,7 @@ class Simulator(Engine):
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         return replies
 
-    def _perform(self, jobs: list[Job], message: Letter, what: str) -> list[Outcome]:
+    def _perform(self, jobs: list[Job], message: Message, what: str) -> list[Outcome]:
         """Have the workers do it, and tell who watches how many clients are done."""
         if not jobs:
             return []
@@ -277,8 +278,8 @@ class Simulator(Engine):
                     )
                     refused |= wrong
                     if counted:  # a corrupt reply can be longer
-                        self.ledger.up[purpose] += replace(first, tensors=broken).row(0).size
-                        self.ledger.up[purpose] -= replace(first, tensors=own).row(0).size
+                        self.ledger.up[purpose] += first.holding(broken).row(0).size
+                        self.ledger.up[purpose] -= first.holding(own).row(0).size
         _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded, said=said)
         failed = failed | {**wrong, **refused}
         good = [position for position, client in enumerate(ids) if client not in failed]
@@ -286,7 +287,7 @@ class Simulator(Engine):
             return Replies((), None, failed)
         if len(good) < len(ids):
             stacked = {name: tensor[torch.tensor(good)] for name, tensor in stacked.items()}
-        value = wire.unpack(first.kind, first.skeleton, stacked)
+        value = first.holding(stacked).open()
         return Replies(tuple(ids[position] for position in good), value, failed)
 
     def note(self, text: str) -> None:
@@ -300,7 +301,7 @@ class Simulator(Engine):
 
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers; see `PeerNetwork.exchange`. Sent bytes count as up, received ones as down."""
-        arrivals = carry(self._faults, self.seed, self.round, askers, answered)
+        arrivals = self._faults.carry(self.seed, self.round, askers, answered)
         self.ledger.up["train"] += int((answered.sum(1) * size).sum())
         self.ledger.down["train"] += int(((arrivals != Arrival.LOST).sum(1) * size).sum())
         return arrivals

@@ -22,11 +22,11 @@ from coterie.core import wire
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.jobs import (
     Job,
-    Letter,
     Outcome,
     Setting,
     perform,
 )
+from coterie.core.message import Message
 from coterie.core.threads import use_one_thread, worker_pool
 from coterie.simulation.shared_memory import Arena, Parcel
 
@@ -38,7 +38,7 @@ Done = Callable[[Job], None]
 class Workers(Protocol):
     """Something that performs jobs and returns their outcomes in order."""
 
-    def run(self, jobs: Sequence[Job], message: Letter, done: Done = lambda _: None) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, done: Done = lambda _: None) -> list[Outcome]:
         """Perform all jobs, and tell of each that is done."""
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class ThreadWorkers:
         self._pool = worker_pool(workers) if workers > 1 else None
         self._pace: dict[tuple[str, bool], float] = {}  # best seconds a client of (client function, alone or shared)
 
-    def run(self, jobs: Sequence[Job], message: Letter, done: Done = lambda _: None) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, done: Done = lambda _: None) -> list[Outcome]:
         """Perform all jobs."""
         if self._pool is None or not jobs:
             return self._run_here(jobs, message, done)
@@ -76,7 +76,7 @@ class ThreadWorkers:
         self._pace[action, alone] = min(pace, self._pace.get((action, alone), pace))
         return outcomes
 
-    def _run_here(self, jobs: Sequence[Job], message: Letter, done: Done) -> list[Outcome]:
+    def _run_here(self, jobs: Sequence[Job], message: Message, done: Done) -> list[Outcome]:
         outcomes = []
         for job in jobs:
             outcomes.append(perform(self._setting, job, message))
@@ -137,7 +137,7 @@ class ProcessWorkers:
         theirs.close()
         return _Process(process, ours, arenas)
 
-    def run(self, jobs: Sequence[Job], message: Letter, done: Done = lambda _: None) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, done: Done = lambda _: None) -> list[Outcome]:
         """Perform all jobs, each by the next worker that is free."""
         self._message.clear()
         sent = Parcel.of(self._message, message.kind, message.skeleton, message.tensors, message.common)
@@ -208,7 +208,7 @@ def _serve(setting: Setting, pipe: Connection, inherited: list[Connection], aren
         try:
             kind = tuple[dict[str, Tensor | dict[str, Tensor]], ...]
             kept = wire.unpack(kind, memory.skeleton, memory.tensors(arenas.memory))
-            outcome = perform(setting, Job(action, number, ids, rows, kept), sent.letter(arenas.message))
+            outcome = perform(setting, Job(action, number, ids, rows, kept), sent.message(arenas.message))
             reply = outcome.reply
             arenas.answer.clear()
             answer: object = (
@@ -231,6 +231,6 @@ def _read(answer: Any, arena: Arena) -> Outcome:
     if isinstance(answer, str):
         raise RuntimeError(f"A client function failed in a worker:\n{answer}")
     reply, kept = answer
-    found = kept.letter(arena, copy=True)
+    found = kept.message(arena, copy=True)
     memory = wire.unpack(dict[str, Tensor | dict[str, Tensor]], found.skeleton, found.tensors)
-    return Outcome(reply.letter(arena, copy=True), memory)
+    return Outcome(reply.message(arena, copy=True), memory)

@@ -18,40 +18,40 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    pull_objects,
-    push_objects,
-)
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from coterie.core.errors import CoterieError
 from coterie.core.interrupts import pause
 from coterie.core.wire import WireError
 from coterie.deploy.boundary import reason_of
 from coterie.deploy.client import Device
+from coterie.deploy.flower.compat import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    FleetHttpClient,
+    Node,
+    NodeAuthHttpInterceptor,
+    ObjectPullError,
+    ObjectPushError,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    RuntimeVersionHttpInterceptor,
+    SendNodeHeartbeatRequest,
+    UnregisterNodeFleetRequest,
+    generate_key_pairs,
+    get_all_nested_objects,
+    get_object_tree,
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+    message_from_proto,
+    message_to_proto,
+    no_object_id_recompute,
+    public_key_to_bytes,
+    pull_objects,
+    push_objects,
+    remove_content_from_message,
+)
 from coterie.deploy.flower.pieces import Tally, ids_of, put_together
 from coterie.deploy.flower.transport import GOODBYE, answer, refusal
 

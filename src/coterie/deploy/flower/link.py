@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
 from typing import Any
 
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-from flwr.proto.fleet_pb2 import PushMessagesResponse
-from flwr.proto.message_pb2 import PushObjectRequest
 from google.protobuf.message import DecodeError
+
+from coterie.deploy.flower.compat import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, PushMessagesResponse, PushObjectRequest
 
 PARENT = "COTERIE_PARENT_PID"
 LIMIT = "COTERIE_MESSAGE_LIMIT"
@@ -167,11 +166,9 @@ def _is_local(host: str) -> bool:
 
 def main() -> None:
     """The SuperLink behind its door-keeper, for as long as the process that started it lives."""
-    from flwr.supercore import log
-    from flwr.supercore.app_utils import start_parent_process_monitor
-    from flwr.superlink import extensions
-    from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware
+
+    from coterie.deploy.flower.compat import extensions, flower_superlink, log, start_parent_process_monitor
 
     limit = int(os.environ.get(LIMIT, 1 << 29))
     token = os.environ.pop(TOKEN, "")

@@ -13,26 +13,25 @@ from contextlib import suppress
 
 import httpx
 from flwr.app import Array, Message
-from flwr.app.message.arraychunk import ArrayChunk
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-    iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-)
-from flwr.superlink.grid import HttpGrid
 
 from coterie.core import wire
 from coterie.core.federation import Failure
 from coterie.deploy.boundary import blamed
+from coterie.deploy.flower.compat import (
+    ArrayChunk,
+    ConfirmMessageReceivedRequest,
+    HttpGrid,
+    ObjectPullError,
+    ObjectTree,
+    ObjectUnavailableError,
+    PullAppMessagesRequest,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    make_pull_object_fn_protobuf,
+)
 
 Pull = Callable[[str], bytes]
 _PIECE = f"{ArrayChunk.__qualname__} ".encode()

@@ -16,26 +16,34 @@ from typing import TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import SubStatus
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufClient
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.interrupts import pause
 from coterie.core.samples import ClientId
 from coterie.deploy.flower import link as flower_link
+from coterie.deploy.flower.compat import (
+    AcquireTaskRequest,
+    ControlHttpClient,
+    Fab,
+    HeartbeatSender,
+    HttpGrid,
+    ProtobufClient,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    RegisterNodeRequest,
+    RuntimeHttpClient,
+    RuntimeVersionHttpInterceptor,
+    StartRunRequest,
+    StopRunRequest,
+    SubStatus,
+    TaskIdentity,
+    TaskType,
+    build_fab_from_disk,
+    fab_to_proto,
+    make_task_heartbeat_fn_http,
+    public_key_to_bytes,
+    run_from_proto,
+)
 
 C = TypeVar("C", bound=ProtobufClient)
 QUIET = {

@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from coterie.core import wire
@@ -24,6 +23,7 @@ from coterie.core.interrupts import pause
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import blamed, checked
 from coterie.deploy.client import Device
+from coterie.deploy.flower.compat import ErrorCode
 from coterie.deploy.flower.pieces import Inbox
 from coterie.deploy.protocol import (
     HELLO,

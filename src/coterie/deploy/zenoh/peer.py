@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, Memory, evaluate
+from coterie.core.cohort import Cohort, Memory
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Engine,
     Failure,
@@ -48,7 +49,6 @@ from coterie.methods.p2p.base import (
 )
 from coterie.methods.p2p.topology import members, peer_key, peer_keys
 
-P = TypeVar("P")
 R = TypeVar("R")
 _LOOK_SECONDS = 0.02
 
@@ -244,7 +244,7 @@ class PeerFederation(Engine):
         """This peer, always."""
         return super().sample(1.0, among)
 
-    def answer(self, question: Question[P, R]) -> Replies[R]:
+    def answer(self, question: Question[R]) -> Replies[R]:
         """A peer asks others for models, never to work."""
         raise CoterieError(f"{question.function.__name__} cannot be asked of peers.")
 

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from coterie.core.aggregate import combined
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, concat, row, spread, take
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
 from coterie.methods.embedding.bits import (
@@ -35,7 +36,7 @@ from coterie.methods.embedding.bits import (
     unpack_bits,
 )
 from coterie.methods.embedding.clustering.centroids import Centroids
-from coterie.methods.embedding.clustering.rules import choose
+from coterie.methods.embedding.clustering.rules import check_rule, choose
 from coterie.methods.embedding.drift import with_embeddings
 from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups
 from coterie.methods.embedding.panels import embedding_panels
@@ -59,6 +60,7 @@ class Embedding(Settings):
         """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
         if fed.task.loss == "mse":
             raise CoterieError("embedding sends a code for each class, and regression has none; take another method.")
+        check_rule(self.rule)  # by the server alone: clients need no package for it
         autoencoder = pretrained(self, fed)
         start = spread(fed.task.init(fed.seed), 1)
         return self._clustered(Groups(autoencoder, start, {}, {}), fed)

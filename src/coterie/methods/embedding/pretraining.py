@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.core.aggregate import combined_one
-from coterie.core.cohort import Cohort, Optimiser, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.federation import Federation, draw_clients
+from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientData, Samples
 from coterie.core.states import row, spread
+from coterie.core.training import local_sgd
 from coterie.data.datasets import DATASETS, data_root, load
 from coterie.data.sources.images import read_images
 from coterie.methods.embedding.autoencoder import Encoder, load_encoder

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from coterie.core.cohort import Optimiser
 from coterie.core.errors import CoterieError
+from coterie.core.optimiser import Optimiser
 from coterie.methods.clustered import AverageInClusters
 from coterie.methods.embedding.messages import Groups
 from coterie.methods.embedding.privacy import check_flip

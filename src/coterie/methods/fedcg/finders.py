@@ -13,14 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from coterie.core.aggregate import combined, combined_one
-from coterie.core.cohort import (
-    Cohort,
-    Optimiser,
-    local_sgd,
-    probabilities,
-)
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
+from coterie.core.evaluation import probabilities
 from coterie.core.federation import Federation
+from coterie.core.optimiser import Optimiser
 from coterie.core.samples import (
     ClientData,
     ClientId,
@@ -36,12 +33,13 @@ from coterie.core.states import (
     stack,
 )
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.methods.base import Models
+from coterie.methods.fedcg.classifier import domain_classifier, with_offsets
 from coterie.methods.fedcg.domains import kmeans, mix, pool
 from coterie.methods.fedcg.equipartition import balanced_offsets
-from coterie.methods.fedcg.layers import plain
 from coterie.methods.fedcg.messages import Domains, Report, Sent
-from coterie.models.domains import domain_classifier, with_offsets
+from coterie.methods.fedcg.wrapping import plain
 
 if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG

@@ -17,23 +17,25 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from coterie.core.cohort import Cohort, evaluate, local_sgd
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Nothing, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, spread, stack
 from coterie.core.task import Task
+from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models, Trained
 from coterie.methods.fedcg.averaging import averaged, samples_by_domain
 from coterie.methods.fedcg.equipartition import weighed
 from coterie.methods.fedcg.features import FeatureFinder, feature_sums
 from coterie.methods.fedcg.finders import Finder, MetadataFinder, ModelFinder, OracleFinder, TeacherFinder
-from coterie.methods.fedcg.layers import Wrapping, plain
+from coterie.methods.fedcg.graph import FixedAdjacency, Graph, distance_adjacency, fixed_adjacency
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Sums, Weigh, Weighed
+from coterie.methods.fedcg.network import DomainNet, fedcg
 from coterie.methods.fedcg.panels import domain_panels, measures
 from coterie.methods.fedcg.settings import Settings
-from coterie.models.domain_graph import FixedAdjacency, Graph, distance_adjacency, fixed_adjacency
-from coterie.models.domains import DomainNet, fedcg
+from coterie.methods.fedcg.wrapping import Wrapping, plain
 
 _COMMON = ("model", "teacher", "student")
 FINDERS: dict[str, type[Finder]] = {

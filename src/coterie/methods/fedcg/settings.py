@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from coterie.methods.base import ServerMethod
+from coterie.methods.fedcg.graph import Sigma, WKind
+from coterie.methods.fedcg.layers import ResidualStart
 from coterie.methods.fedcg.messages import Domains
-from coterie.models.domain_graph import Sigma, WKind
-from coterie.models.residual import ResidualStart
 
 _LEAST = {"domains": 1, "bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}
 

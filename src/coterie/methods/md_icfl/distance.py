@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import probabilities
+from coterie.core.evaluation import probabilities
 from coterie.core.states import Stack, count
 from coterie.core.task import Task
 from coterie.core.threads import worker_pool

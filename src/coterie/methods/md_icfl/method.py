@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -23,8 +24,6 @@ from coterie.core.panels import Panel
 from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientId
 from coterie.core.states import spread, take
-from coterie.core.threads import worker_pool
-from coterie.kernel import Net
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import cluster_sizes, distinct_starts
 from coterie.methods.md_icfl.distance import known_shares, label_shares, nearest, own_outputs, read_samples
@@ -128,14 +127,10 @@ class MDICFL(Settings):
     ) -> tuple[Replies[Trained], PseudoData | None]:
         """Lines 3 and 5-7. The samples need the cluster models only and are made while the clients train."""
         ids, places, message = list(rows), list(rows.values()), Models(state.models)
-        # where clients are forked processes (no kernel) a busy thread must not be about: then one after the other
-        if not wanted or not isinstance(fed.task.net, Net):
-            made = self.pseudo_data(state, fed) if wanted else None
-            return fed.ask(self.train, ids, each=message, rows=places), made
-        with worker_pool(1) as beside:
-            later = beside.submit(self.pseudo_data, state, fed)
-            replies = fed.ask(self.train, ids, each=message, rows=places)
-            return replies, later.result()
+        if not wanted:
+            return fed.ask(self.train, ids, each=message, rows=places), None
+        made = cache(partial(self.pseudo_data, state, fed))
+        return fed.ask(self.train, ids, each=message, rows=places, meanwhile=made), made()
 
     def pseudo_data(self, state: Distanced, fed: Federation) -> PseudoData:
         """Line 3: the pseudo data sets D_j^k of all clusters."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from coterie.core.compiled import Refusal
 from coterie.core.optimiser import Updates
 from coterie.core.samples import Samples
 from coterie.core.states import (
@@ -23,8 +24,6 @@ from coterie.core.states import (
     row,
 )
 from coterie.core.task import Task
-from coterie.kernel import Net
-from coterie.kernel import bridge as fast
 from coterie.methods.md_icfl.messages import Distanced
 from coterie.methods.md_icfl.settings import Settings
 
@@ -85,15 +84,15 @@ class Objective:
 
 
 class _Readers:
-    """The cluster models as fixed functions of their inputs: by the compiled kernel where it can, else by torch.
+    """The cluster models as fixed functions of their inputs: by the compiled backend where it can, else by torch.
 
     Every cluster has its own pass with all classes in it: on CPUs plain convolutions beat one grouped convolution.
     """
 
     def __init__(self, task: Task, clusters: Stack) -> None:
-        self._dtype, self._net = task.dtype, task.net
-        if isinstance(self._net, Net):
-            self._vectors = fast.vectors(self._net, clusters)
+        self._dtype = task.dtype
+        self._compiled = None if isinstance(task.compiled, Refusal) else task.compiled.input_gradients(clusters)
+        if self._compiled is not None:
             return
         self._module = task.module.eval()
         self._states = [
@@ -106,8 +105,8 @@ class _Readers:
         return torch.tensor([loss for loss, _ in each]), torch.stack([gradient for _, gradient in each]).to(x.dtype)
 
     def _one(self, cluster: int, x: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        if isinstance(self._net, Net):
-            return self._net.input_gradient(self._vectors[cluster], x.contiguous(), labels.contiguous())
+        if self._compiled is not None:
+            return self._compiled(cluster, x, labels)
         inputs = _plain(x).requires_grad_()
         with torch.enable_grad():
             logits = functional_call(self._module, self._states[cluster], (inputs,))

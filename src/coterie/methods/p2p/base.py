@@ -19,7 +19,7 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.aggregate import Rule, combined_bags
-from coterie.core.cohort import Cohort, local_sgd
+from coterie.core.cohort import Cohort
 from coterie.core.federation import (
     Failure,
     check_reply,
@@ -27,10 +27,10 @@ from coterie.core.federation import (
     model_norms,
 )
 from coterie.core.rng import rng
+from coterie.core.rows import RowMath
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, concat
-from coterie.kernel import bridge as fast
-from coterie.kernel.library import Library
+from coterie.core.training import local_sgd
 from coterie.methods.base import LocalTraining
 from coterie.methods.p2p.topology import (
     NOBODY,
@@ -187,7 +187,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         Trained models are averaged with equal weights, 1 / (k + 1), the peer's own among them.
         """
         new, chosen = self.select(c, node, inbox, self.measure(c, node, inbox))
-        return aggregate(inbox, chosen, fast.library_of(c.task), self.aggregate), new, chosen
+        return aggregate(inbox, chosen, c.task.row_math, self.aggregate), new, chosen
 
     def unpack_node(self, parts: Mapping[str, Tensor]) -> N:
         """The inverse of `pack_node`."""
@@ -200,10 +200,10 @@ def pack_node(node: object) -> dict[str, Tensor]:
     return wire.pack(node)[1]
 
 
-def aggregate(inbox: Inbox, chosen: Tensor, library: Library | None = None, rule: Rule = "mean") -> Stack:
+def aggregate(inbox: Inbox, chosen: Tensor, math: RowMath | None = None, rule: Rule = "mean") -> Stack:
     """Every peer's own trained model and the chosen ones, averaged by a rule."""
     others = torch.where(chosen, inbox.index, -1)
-    return combined_bags(rule, inbox.pool.model, inbox.own, others, library)
+    return combined_bags(rule, inbox.pool.model, inbox.own, others, math)
 
 
 def best(scores: Tensor, keys: Tensor, usable: Tensor, number: int) -> Tensor:

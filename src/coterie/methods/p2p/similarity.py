@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie.core.cohort import Cohort, score
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import score
 from coterie.core.states import take
 from coterie.methods.p2p.base import Inbox
 

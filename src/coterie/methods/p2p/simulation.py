@@ -33,7 +33,6 @@ from coterie.core.states import (
     spread,
     take,
 )
-from coterie.kernel import bridge as fast
 from coterie.methods.base import Assessment, LocalTraining, Log, Models, RoundMethod
 from coterie.methods.p2p.base import (
     Inbox,
@@ -237,7 +236,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         answered = torch.tensor([position[client] for client in met.ids])
         node = {name: trimmed(put(state.node[name], rows, met.value.node[name])) for name in state.node}
         mine = replace(inbox, own=inbox.own[answered], index=inbox.index[answered])
-        models = aggregate(mine, met.value.chosen, fast.library_of(fed.task), self.method.aggregate)
+        models = aggregate(mine, met.value.chosen, fed.task.row_math, self.method.aggregate)
         received = state.received.clone()
         received[rows] += inbox.mask[answered].sum(1)
         changed = replace(

@@ -1,4 +1,4 @@
-"""The simulated network of peers: who knows whom, what they hear of others, what becomes of their messages.
+"""The simulated network of peers: who knows whom, and what they hear of others.
 
 A peer is named by its key, a number made from its client id alone, so that it is the same on every machine and in every
 order. Lists of peers are rows of keys, filled up with `NOBODY`.
@@ -14,10 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coterie.core.federation import Arrival
 from coterie.core.rng import key64, rng
 from coterie.core.samples import ClientId
-from coterie.simulation.faults import Faults
 
 Keys = npt.NDArray[np.int64]
 Topology = Literal["full", "random", "ring", "islands"]
@@ -115,16 +113,3 @@ def introduced(
         for friend in friends:
             result[friend] = np.union1d(result[friend], [peer_key(client)])
     return result
-
-
-def carry(faults: Faults, seed: int, round: int, askers: Sequence[ClientId], answered: Tensor) -> Tensor:
-    """What becomes of each answer [A, m]: lost, fresh or old."""
-    fate = torch.where(answered, int(Arrival.FRESH), int(Arrival.LOST))
-    if not (faults.loss or faults.delay):
-        return fate
-    for index, asker in enumerate(askers):
-        chance = torch.from_numpy(rng(seed, "messages", round, asker).random(answered.shape[1]))
-        old = (chance >= faults.loss) & (chance < faults.loss + faults.delay) & answered[index]
-        fate[index][chance < faults.loss] = int(Arrival.LOST)
-        fate[index][old] = int(Arrival.OLD)
-    return fate

@@ -12,8 +12,6 @@ from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.states import Stack, State, count, spread
 from coterie.core.task import Task
-from coterie.kernel import bridge as fast
-from coterie.kernel import rows as peers
 from coterie.methods.p2p.base import Inbox
 from coterie.methods.panm.ours import discriminating
 
@@ -69,11 +67,11 @@ def _cosines(task: Task, inbox: Inbox, begins: Sequence[Stack]) -> Tensor:
 
 def _products(task: Task, model: Stack, begins: Sequence[Stack], first: Tensor, second: Tensor) -> Tensor:
     """(model - begin)[first] . (model - begin)[second] of every pair and every beginning, [K, pairs]."""
-    library = fast.library_of(task)
-    if library is None:
+    math = task.row_math
+    if math is None:
         return torch.stack([_by_torch(model, begin, task.parameters, first, second) for begin in begins])
     parts = [[models[name].reshape(len(models[name]), -1) for name in task.parameters] for models in (model, *begins)]
-    return peers.products(library, parts[0], parts[1:], first, second)
+    return math.products(parts[0], parts[1:], first, second)
 
 
 def _by_torch(model: Stack, begin: Stack, names: tuple[str, ...], first: Tensor, second: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
-from coterie.core.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError, installing, unknown
 from coterie.core.rng import key64
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.embedding.clustering.split_half import Bits, groups_by_halves
@@ -65,8 +66,7 @@ def choose(bits: Bits, classes: int, rule: str = "halves", *, min_size: int = 0,
     `classes` is the number of blocks of equal length that an embedding has. `min_size` is the least size of a cluster
     for the rules that have one; 0 stands for a tenth of the clients (the authors' 10 of 100), at least 2.
     """
-    if rule not in RULES:
-        raise unknown("rule", rule, RULES)
+    check_rule(rule)
     if min_size < 0:
         raise CoterieError(f"The least size of a cluster is {min_size}; give 0 (a tenth of the clients) or more.")
     if bits.ndim != 2 or not bits.size:
@@ -78,6 +78,17 @@ def choose(bits: Bits, classes: int, rule: str = "halves", *, min_size: int = 0,
     request = Request(tree, bits, classes, min_size or max(2, tree.points // 10), seed)
     labels, scores = RULES[rule](request)
     return Choice(labels, tree, scores)
+
+
+def check_rule(rule: str) -> None:
+    """Raise for a rule that there is not, or whose package is not installed; best before any work has been done."""
+    if rule not in RULES:
+        raise unknown("rule", rule, RULES)
+    if rule == "bayes" and find_spec("bayes_opt") is None:
+        raise CoterieError(
+            f"rule=bayes needs the package bayesian-optimization: {installing('bayes')}, or take rule=paper, which "
+            "looks at every threshold."
+        )
 
 
 def _halves(request: Request) -> tuple[Ints, dict[int, float]]:

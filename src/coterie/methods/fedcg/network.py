@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from coterie.core.errors import CoterieError
-from coterie.models.domain_graph import DomainGraph, Graph, Sigma, WKind
-from coterie.models.residual import DomainLayer, ResidualStart, domain_layer, parameters_of
-from coterie.models.route import Route
+from coterie.methods.fedcg.graph import DomainGraph, Graph, Sigma, WKind
+from coterie.methods.fedcg.layers import DomainLayer, ResidualStart, domain_layer, parameters_of
+from coterie.methods.fedcg.route import Route
 
-__all__ = ["DomainNet", "Graph", "choose_layers", "domain_classifier", "export", "fedcg", "with_offsets"]
+__all__ = ["DomainNet", "Graph", "choose_layers", "export", "fedcg"]
 
 _REPLACEABLE = (nn.Linear, nn.Conv2d, nn.BatchNorm2d)
-_OUTPUT_BIAS = "6.bias"  # of `domain_classifier`
 
 
 class DomainNet(nn.Module):
@@ -179,22 +178,3 @@ def _replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 def _no_shortcut(module: nn.Module, inputs: object) -> None:
     """torch computes a TransformerEncoderLayer from its weights, past its layers, unless one of these has a hook."""
-
-
-def domain_classifier(shape: tuple[int, ...], domains: int) -> nn.Sequential:
-    """FedCG's teacher and student: convolutions of 32 and 64 filters, average pooling, one output per domain."""
-    if len(shape) != 3:
-        raise CoterieError(
-            f"FedCG's domain classifier needs images (channels, height, width) and the inputs are {tuple(shape)}; "
-            'set find to "features".'
-        )
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, domains),
-    )  # fmt: skip
-
-
-def with_offsets(classifier: Mapping[str, Tensor], offsets: Tensor) -> dict[str, Tensor]:
-    """A state of `domain_classifier` with these numbers [D] added to its outputs."""
-    bias = classifier[_OUTPUT_BIAS]
-    return {**classifier, _OUTPUT_BIAS: (bias.double() + offsets).to(bias.dtype)}

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from coterie import method
 from coterie.core.errors import CoterieError
 from coterie.methods.fedcg import FedCG
-from coterie.models.domain_graph import fixed_adjacency
-from coterie.models.domains import Graph, export, fedcg
+from coterie.methods.fedcg.graph import fixed_adjacency
+from coterie.methods.fedcg.network import Graph, export, fedcg
 
 DOMAINS = torch.tensor([0, 1, 1, 2, 0])
 

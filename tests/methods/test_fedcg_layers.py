@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.errors import CoterieError
-from coterie.models import build_model, route
-from coterie.models.domain_graph import distance_adjacency, fixed_adjacency
-from coterie.models.domains import DomainNet, Graph, choose_layers, domain_classifier, export, fedcg
+from coterie.methods.fedcg import route
+from coterie.methods.fedcg.classifier import domain_classifier
+from coterie.methods.fedcg.graph import distance_adjacency, fixed_adjacency
+from coterie.methods.fedcg.network import DomainNet, Graph, choose_layers, export, fedcg
+from coterie.models import build_model
 
 
 def normed() -> nn.Module:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from coterie.core.errors import CoterieError
+from coterie.methods.fedcg.graph import DomainGraph, Graph, WKind, fixed_adjacency
+from coterie.methods.fedcg.network import fedcg
 from coterie.models import build_model
-from coterie.models.domain_graph import DomainGraph, Graph, WKind, fixed_adjacency
-from coterie.models.domains import fedcg
 
-from .test_residual import A3, normed
+from .test_fedcg_layers import A3, normed
 
 
 def test_a_literal_w_that_does_not_fit_is_refused_with_its_size() -> None:

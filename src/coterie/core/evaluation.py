@@ -1,0 +1,93 @@
+"""The only evaluation loop of the package: how models do on clients' data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from coterie.core.cohort import Cohort, Part
+from coterie.core.compiled import Refusal
+from coterie.core.samples import Samples
+from coterie.core.states import Stack, State, count, row
+from coterie.core.task import Task
+
+_EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How models did on clients' data. Rows are models where several were scored on the same client."""
+
+    loss: Tensor
+    correct: Tensor
+    count: Tensor
+
+
+def score(task: Task, models: Stack, samples: Samples) -> Scores:
+    """Every model of the stack on one client's samples: mean loss [K], correct answers [K], number of samples."""
+    rows, total = count(models), len(samples)
+    number = torch.full((rows,), float(total), dtype=torch.float64)
+    if not total:
+        return Scores(torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64), number)
+    compiled = task.compiled
+    if not isinstance(compiled, Refusal) and compiled.takes(samples.side, rows):
+        mean, share = compiled.score(models, samples)
+        return Scores(mean, (share * total).round().nan_to_num(0.0), number)
+    loss, correct = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
+    for index in range(rows):
+        for output, target in _outputs(task, row(models, index), samples):
+            loss[index] += float(task.loss_of(output, target)) * len(output)
+            if task.loss == "cross_entropy" or not isinstance(task.loss, str):
+                correct[index] += float((output.argmax(-1) == target).sum())
+    return Scores(loss / total, correct, number)
+
+
+def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, Tensor]]:
+    module, results = task.loaded(state).eval(), []
+    with torch.inference_mode():
+        for batch in samples.batches(_EVALUATION_BATCH):
+            inputs = task.inputs(batch.x)
+            results.append((task.outputs(module, batch, inputs), task.targets(batch, inputs)))
+    return results
+
+
+def evaluate(c: Cohort, models: Stack, part: Part = "test") -> Scores:
+    """Each client's own row of `models` on its own data: every entry of the result is [C]."""
+    each = [
+        score(c.task, {name: t[index : index + 1] for name, t in models.items()}, samples)
+        for index, samples in enumerate(c.part(part))
+    ]
+    return Scores(
+        torch.cat([s.loss for s in each]), torch.cat([s.correct for s in each]), torch.cat([s.count for s in each])
+    )
+
+
+def losses(c: Cohort, models: Stack, part: Part = "train", *, batch: int = 0) -> Tensor:
+    """The loss of every model on every client's data, [K, C]; with `batch`, on that many samples drawn this round."""
+
+    def chosen(index: int, samples: Samples) -> Samples:
+        if not batch or batch >= len(samples):
+            return samples
+        drawn = c.rng(index, "score").choice(len(samples), batch, replace=False)
+        return samples.take(torch.from_numpy(drawn))
+
+    return torch.stack([score(c.task, models, chosen(i, s)).loss for i, s in enumerate(c.part(part))], dim=1)
+
+
+def probabilities(task: Task, models: Stack, inputs: Tensor) -> Tensor:
+    """Class probabilities of every model for inputs already in the network's input space: [K, n, classes]."""
+    compiled = task.compiled
+    if not isinstance(compiled, Refusal) and compiled.takes(None, count(models)):
+        return compiled.probabilities(models, inputs)
+    results = []
+    for index in range(count(models)):
+        module = task.loaded(row(models, index)).eval()
+        with torch.inference_mode():
+            parts = [
+                F.softmax(task.answers(module, part), dim=-1) for part in inputs.to(task.dtype).split(_EVALUATION_BATCH)
+            ]
+        results.append(torch.cat(parts))
+    return torch.stack(results)

@@ -1,0 +1,147 @@
+"""The only training loop of the package.
+
+How a client is computed (by a compiled backend or by torch) is decided here, behind one signature, and never changes
+what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coterie.core import user_code
+from coterie.core.cohort import Cohort
+from coterie.core.compiled import Refusal
+from coterie.core.optimiser import Optimiser, Updates
+from coterie.core.rng import key64
+from coterie.core.states import Stack, State, clone, row
+
+
+def local_sgd(
+    c: Cohort,
+    start: Stack,
+    opt: Optimiser,
+    *,
+    prox: Stack | None = None,
+    mu: float = 0.0,
+    correction: Stack | None = None,
+    purpose: str = "batches",
+) -> Stack:
+    """Train every client of the cohort from its row of `start` on its own training part.
+
+    Each step uses the gradient g + correction + mu (w - prox), then weight decay, momentum and the learning rate as
+    torch.optim.SGD or Adam do. `prox` and `correction` have one row per client and entries for the parameters.
+    """
+    compiled = c.task.compiled
+    if not isinstance(compiled, Refusal) and all(compiled.takes(client.train.side) for client in c.data):
+        return compiled.train(
+            start,
+            [client.train for client in c.data],
+            lambda index: _order(c, index, opt.epochs, purpose),
+            opt,
+            opt.rate(c.round),
+            mu=mu,
+            prox=prox,
+            correction=correction,
+        )
+    trained = clone(start)
+    for index in range(len(c)):
+        _torch_sgd(
+            c,
+            index,
+            row(trained, index),
+            opt,
+            row(prox, index) if prox is not None and mu else None,
+            mu,
+            row(correction, index) if correction is not None else None,
+            purpose,
+        )
+    return trained
+
+
+def steps(c: Cohort, opt: Optimiser) -> Tensor:
+    """How many updates `local_sgd` makes on each client, [C]."""
+    smallest = _smallest_batch(c.task.module, opt)
+    counts = []
+    for client in c.data:
+        samples = len(client.train)
+        last = samples and (samples % opt.batch_of(samples) or opt.batch_of(samples))
+        counts.append(opt.steps(samples) - opt.epochs * (last < smallest) if samples else 0)
+    return torch.tensor(counts, dtype=torch.float64)
+
+
+def _order(c: Cohort, index: int, epochs: int, purpose: str) -> Tensor:
+    """The order in which a client sees its samples: a fresh permutation per epoch, [epochs * n]."""
+    generator, samples = c.rng(index, purpose), len(c.data[index].train)
+    return torch.from_numpy(np.concatenate([generator.permutation(samples) for _ in range(epochs)]))
+
+
+def _torch_sgd(
+    c: Cohort,
+    index: int,
+    state: State,
+    opt: Optimiser,
+    prox: State | None,
+    mu: float,
+    correction: State | None,
+    purpose: str,
+) -> None:
+    """One client, plain autograd, in place."""
+    task, samples = c.task, c.data[index].train
+    if not len(samples) or not opt.epochs:
+        return
+    module = task.loaded(state).train()
+    named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    trained = list(named.values())
+    anchors = [prox[name] for name in named] if prox is not None else None
+    pulls = [correction[name] for name in named] if correction is not None else None
+    updates = Updates(trained, opt.kind, opt.rate(c.round), opt.momentum, opt.weight_decay)
+    size = opt.batch_of(len(samples))
+    smallest = _smallest_batch(module, opt)
+    order = _order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
+    with torch.random.fork_rng(devices=[]):
+        # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
+        torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index]) >> 1)
+        for epoch in order:
+            for batch in samples.take(epoch).batches(size):
+                if len(batch) < smallest:
+                    continue
+                inputs = task.inputs(batch.x)
+                loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
+                gradients = user_code.gradients(loss, trained, inputs)
+                updates.step(_corrected(gradients, trained, pulls, anchors, mu))
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            state[name].copy_(tensor)
+
+
+def _corrected(
+    gradients: Sequence[Tensor | None],
+    weights: Sequence[Tensor],
+    pulls: Sequence[Tensor] | None,
+    anchors: Sequence[Tensor] | None,
+    mu: float,
+) -> list[Tensor | None]:
+    """Gradients with SCAFFOLD's correction and the pull mu (w - anchor) of a proximal term added."""
+    found = list(gradients)
+    for index, gradient in enumerate(found):
+        if gradient is not None and pulls is not None:
+            gradient = gradient + pulls[index]
+        if gradient is not None and anchors is not None:
+            gradient = gradient.add(weights[index].detach() - anchors[index], alpha=mu)
+        found[index] = gradient
+    return found
+
+
+def _smallest_batch(module: nn.Module, opt: Optimiser) -> int:
+    """The fewest samples that make a step.
+
+    BatchNorm has no statistics of a single sample, so a batch of one is left out, as `drop_last` does in the
+    references: the sample that is over at the end of an epoch, or all of a client that has just one. Who sets batch = 1
+    wants batches of one.
+    """
+    normalises = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+    return 2 if normalises and opt.batch != 1 else 1

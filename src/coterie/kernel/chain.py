@@ -1,0 +1,265 @@
+"""A chain of layers while it is translated, and which kinds of modules it can be made of.
+
+`register_layer` and `register_network` are how layers and networks from elsewhere say what they are to the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from coterie.kernel.library import Library
+from coterie.kernel.net import Kind, Layer, Loss, Net
+
+M = TypeVar("M", bound=nn.Module)
+BATCH = object()  # stands for the number of samples in shapes
+_BEHIND_DOMAINS = ((), ("pool",), ("activation",), ("activation", "pool"), ("pool", "activation"))
+
+
+class NotKnown(Exception):
+    """Ends a translation with a reason."""
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A network whose samples come with their domains, as names of its attributes.
+
+    The chain is in `network`. The buffer `mix` [D, D] (or None) says how domains borrow from each other.
+    """
+
+    network: str
+    mix: str
+
+
+LAYERS: dict[type[nn.Module], Callable[[Chain, str, Any], None]] = {}
+"""Kinds of layers, and what each adds to a chain."""
+NETWORKS: dict[type[nn.Module], Routed] = {}
+"""Kinds of networks with domains."""
+
+
+def register_layer(kind: type[M], add: Callable[[Chain, str, M], None]) -> None:
+    """Have the kernel take layers of exactly this kind: `add(chain, name, module)` adds the module to the chain.
+
+    It is called while the network is translated and raises `NotKnown` with a reason where the kernel cannot take the
+    layer. A layer with a residual per domain has the parameters `residual` [D, q] (weight, then bias) and `scale`
+    beside `weight` and `bias`, and computes with weight + scale * residual[d].
+    """
+    LAYERS[kind] = add
+
+
+def register_network(kind: type[nn.Module], routed: Routed) -> None:
+    """Have the kernel take networks of exactly this kind, whose forward is (x, domains) -> outputs."""
+    NETWORKS[kind] = routed
+
+
+class Chain:
+    """The layers so far; `shape` is that of one sample behind them."""
+
+    def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
+        if not input_shape or min(input_shape) < 1 or len(input_shape) not in (1, 3):
+            raise NotKnown(f"inputs of shape {input_shape} are neither vectors nor (channels, height, width)")
+        self.input_shape = self.shape = self.maps = input_shape
+        self.layers: list[Layer] = []
+        self.routed = NETWORKS.get(type(module))
+        self.offsets, self.size = _offsets_of(module, self.routed)
+        self.unused = set(self.offsets)
+        whole = getattr(module, self.routed.network) if self.routed else module
+        # A layer on its own is traced inside a container, so that it stays a layer.
+        alone = type(whole) in (nn.Linear, nn.Conv2d)
+        self.root: nn.Module = nn.Sequential(whole) if alone else whole
+        self.modules = dict(self.root.named_modules())
+        self._prefix = "0." if alone else ""
+        self._inside = f"{self.routed.network}." if self.routed else ""
+
+    def label(self, name: str) -> str:
+        """How a layer is named in a reason."""
+        return f"{name} ({type(self.modules[name]).__name__})"
+
+    def net(self, library: Library, loss: Loss) -> Net:
+        """The result, once all layers are there."""
+        if self.unused:
+            raise NotKnown(f"its parameter {min(self.unused)} is not used")
+        kinds = [layer.kind for layer in self.layers]
+        if "linear" not in kinds:
+            raise NotKnown("it has no linear layer at the end")
+        for first, second in zip(kinds[kinds.index("linear") :], kinds[kinds.index("linear") + 1 :], strict=False):
+            if "linear" not in (first, second):
+                raise NotKnown(f"{second} behind {first} follows a linear layer")
+        self._check_domains()
+        maps = self.maps if len(self.maps) == 3 else (self.maps[0], 1, 1)
+        return Net(
+            parameters=tuple(self.offsets),
+            size=self.size,
+            input_shape=self.input_shape,
+            outputs=self.shape[0],
+            loss=loss,
+            layers=tuple(self.layers),
+            maps=(maps[0], maps[1], maps[2]),
+            library=library,
+            mix=self.routed.mix if self.routed else "",
+        )
+
+    def add(self, name: str, module: nn.Module) -> None:
+        """A module of the network."""
+        if type(module) not in LAYERS:
+            raise NotKnown(f"layer {self.label(name)} is not known to the kernel")
+        LAYERS[type(module)](self, name, module)
+
+    def activation(self, kind: Kind) -> None:
+        """An activation."""
+        self.layers.append(Layer(kind))
+
+    def linear(self, name: str, inputs: int, outputs: int, domains: int = 0) -> None:
+        """A linear layer, its parameters those of the module with this name; with a residual for each of `domains`."""
+        if self.shape != (inputs,):
+            raise NotKnown(f"{self.label(name)} gets inputs of shape {self.shape}, not vectors of {inputs}")
+        self.layers.append(Layer("linear", outputs, (1, 1), (0, 0), *self._parts(name, domains)))
+        self.shape = (outputs,)
+
+    def convolution(self, name: str, module: nn.Conv2d, domains: int = 0) -> None:
+        """A convolution with the geometry of `module`; otherwise as `linear`."""
+        label = self.label(name)
+        if (module.stride, module.dilation, module.groups) != ((1, 1), (1, 1), 1) or module.padding_mode != "zeros":
+            raise NotKnown(f"{label} has a stride, dilation, groups or padding mode that is not known to the kernel")
+        height, width = module.kernel_size
+        if module.padding == "valid":
+            padding = (0, 0)
+        elif module.padding == "same":
+            if height % 2 == 0 or width % 2 == 0:
+                raise NotKnown(f"{label} pads unevenly")
+            padding = (height // 2, width // 2)
+        else:
+            padding = (int(module.padding[0]), int(module.padding[1]))
+        if len(self.shape) != 3 or self.shape[0] != module.in_channels or self._has_linear():
+            raise NotKnown(f"{label} gets inputs of shape {self.shape}, not maps with {module.in_channels} channels")
+        rows, columns = self.shape[1] + 2 * padding[0] - height + 1, self.shape[2] + 2 * padding[1] - width + 1
+        if rows < 1 or columns < 1:
+            raise NotKnown(f"{label} is larger than its input of shape {self.shape}")
+        self.layers.append(
+            Layer("convolution", module.out_channels, (height, width), padding, *self._parts(name, domains))
+        )
+        self.shape = (module.out_channels, rows, columns)
+
+    def pool(self, label: str, options: dict[str, Any]) -> None:
+        """A pool with these arguments of torch's."""
+
+        def pair(value: Any) -> tuple[Any, Any]:
+            return tuple(value) if isinstance(value, list | tuple) else (value, value)
+
+        kernel = pair(options.pop("kernel_size", None))
+        stride = options.pop("stride", None)
+        stride = kernel if stride is None or stride in ((), []) else pair(stride)
+        rest = (pair(options.pop("padding", 0)), pair(options.pop("dilation", 1)))
+        flags = options.pop("ceil_mode", False) or options.pop("return_indices", False)
+        options.pop("return_indices", None)
+        if (kernel, stride, *rest) != ((2, 2), (2, 2), (0, 0), (1, 1)) or flags or options:
+            raise NotKnown(f"{label} is not a plain 2x2 pool with stride 2")
+        if len(self.shape) != 3 or self._has_linear() or min(self.shape[1:]) < 2:
+            raise NotKnown(f"{label} gets inputs of shape {self.shape}")
+        self.layers.append(Layer("pool"))
+        self.shape = (self.shape[0], self.shape[1] // 2, self.shape[2] // 2)
+
+    def flatten(self, start: Any, end: Any) -> None:
+        """A flatten with these arguments of torch's."""
+        if start != 1 or end not in (-1, len(self.shape)):
+            raise NotKnown("a flatten does not keep exactly the samples apart")
+        self.shape = (math.prod(self.shape),)
+
+    def reshape(self, wanted: list[Any]) -> None:
+        """A reshape that flattens, or that makes maps of vectors before the first layer."""
+        size = math.prod(self.shape)
+        if not wanted or any(value is not BATCH and not isinstance(value, int) for value in wanted):
+            raise NotKnown("a reshape has sizes that are not known")
+        rest = wanted[1:]
+        if BATCH in rest or rest.count(-1) > (wanted[0] is BATCH):
+            raise NotKnown("a reshape mixes the samples")
+        known = math.prod(value for value in rest if value != -1)
+        rest = [size // known if value == -1 and known else value for value in rest]
+        if (wanted[0] is not BATCH and wanted[0] != -1) or not rest or math.prod(rest) != size:
+            raise NotKnown("a reshape mixes the samples")
+        if tuple(rest) == self.shape:
+            return
+        if len(rest) == 3 and not self.layers:
+            self.maps = tuple(rest)
+        elif len(rest) != 1:
+            raise NotKnown("a reshape between layers does more than flatten")
+        self.shape = tuple(rest)
+
+    def _use(self, module: str, parameter: str) -> int:
+        name = self._inside + f"{module}.{parameter}".removeprefix(self._prefix)
+        owner = self.modules[module]
+        if owner._parameters.get(parameter) is None:
+            return -1
+        if name not in self.unused:
+            raise NotKnown(f"its parameter {name} is used twice or shared")
+        self.unused.remove(name)
+        return self.offsets[name]
+
+    def _check_domains(self) -> None:
+        """The kernel has domains in one layer alone, linear or the last convolution."""
+        places = [place for place, layer in enumerate(self.layers) if layer.domains]
+        if len(places) > 1:
+            raise NotKnown("it has domains in more than one layer")
+        kinds = [layer.kind for layer in self.layers]
+        if not places or kinds[places[0]] == "linear":
+            return
+        behind = kinds[places[0] + 1 : kinds.index("linear")]
+        named = tuple("pool" if kind == "pool" else "activation" for kind in behind)
+        if "convolution" in behind or named not in _BEHIND_DOMAINS:
+            raise NotKnown("it has domains in another convolution than the last")
+
+    def _parts(self, name: str, domains: int) -> tuple[int, ...]:
+        """Where the parameters of a layer begin, as `Layer` wants them."""
+        own = (self._use(name, "weight"), self._use(name, "bias"))
+        return (*own, domains, self._use(name, "residual"), self._use(name, "scale")) if domains else own
+
+    def _has_linear(self) -> bool:
+        return any(layer.kind == "linear" for layer in self.layers)
+
+
+def _offsets_of(module: nn.Module, routed: Routed | None) -> tuple[dict[str, int], int]:
+    """Where each parameter begins in the flat vector."""
+    if {name for name, _ in module.named_buffers()} - ({routed.mix} if routed else set()):
+        raise NotKnown("it holds buffers (running statistics, masks)")
+    offsets, size = {}, 0
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise NotKnown(f"its parameter {name} is frozen")
+        offsets[name] = size
+        size += parameter.numel()
+    if len(list(module.named_parameters(remove_duplicate=False))) != len(offsets):
+        raise NotKnown("it shares a parameter between layers")
+    return offsets, size
+
+
+def _pool(chain: Chain, name: str, module: nn.MaxPool2d) -> None:
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    chain.pool(chain.label(name), {each: getattr(module, each) for each in names})
+
+
+def _unflatten(chain: Chain, name: str, module: nn.Unflatten) -> None:
+    if module.dim != 1 or len(chain.shape) != 1:
+        raise NotKnown(f"layer {chain.label(name)} is not known to the kernel")
+    chain.reshape([BATCH, *module.unflattened_size])
+
+
+def _dropout(chain: Chain, name: str, module: nn.Dropout | nn.Dropout2d) -> None:
+    if module.p:
+        raise NotKnown(f"layer {chain.label(name)} is not known to the kernel")
+
+
+register_layer(nn.Linear, lambda chain, name, layer: chain.linear(name, layer.in_features, layer.out_features))
+register_layer(nn.Conv2d, lambda chain, name, layer: chain.convolution(name, layer))
+register_layer(nn.ReLU, lambda chain, *_: chain.activation("relu"))
+register_layer(nn.Tanh, lambda chain, *_: chain.activation("tanh"))
+register_layer(nn.Sigmoid, lambda chain, *_: chain.activation("sigmoid"))
+register_layer(nn.MaxPool2d, _pool)
+register_layer(nn.Flatten, lambda chain, _, layer: chain.flatten(layer.start_dim, layer.end_dim))
+register_layer(nn.Unflatten, _unflatten)
+register_layer(nn.Identity, lambda *_: None)
+register_layer(nn.Dropout, _dropout)
+register_layer(nn.Dropout2d, _dropout)
