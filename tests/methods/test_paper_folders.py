@@ -43,5 +43,5 @@ def test_settings_are_the_papers_or_ours(name: str, folder: str) -> None:
     ours, paper = kind.__mro__[1], kind.__mro__[2]
     assert (ours.__name__, paper.__name__) == ("Settings", "PaperSettings")
     assert ours.__module__ == paper.__module__ == f"coterie.methods.{folder}.settings"
-    assert {f.name for f in fields(kind)} == {f.name for f in fields(ours)}  # type: ignore[arg-type]
-    assert {f.name for f in fields(paper)} < {f.name for f in fields(ours)}  # type: ignore[arg-type]
+    assert {f.name for f in fields(kind)} == {f.name for f in fields(ours)}
+    assert {f.name for f in fields(paper)} < {f.name for f in fields(ours)}
