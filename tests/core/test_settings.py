@@ -131,8 +131,10 @@ def test_a_rate_belongs_to_its_optimiser() -> None:
     assert rate(adam, optimiser="sgd") == 0.01
     assert METHODS["fedavg"](optimiser="adam").opt.rate(0) == 0.001
     assert replace(METHODS["fedavg"](), optimiser="adam").opt.rate(0) == 0.001
-    local = from_tables({"method": "scaffold"}).build_method({**sgd, "scaffold.lr": 0.5})
-    assert local.opt.rate(0) == 0.5
+    assert from_tables({"method": "scaffold"}).build_method(sgd).opt.rate(0) == 0.5, "it says so of rotated-digits"
+    assert from_tables({"method": "scaffold", "settings": {"lr": 0.2}}).build_method(sgd).opt.rate(0) == 0.2
+    elsewhere = from_tables({"method": "scaffold", "scenario": {"name": "rotated-mnist"}})
+    assert elsewhere.build_method(sgd).opt.rate(0) == 0.1
 
 
 def test_what_is_not_set_is_not_written() -> None:

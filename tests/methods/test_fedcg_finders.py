@@ -24,7 +24,7 @@ from coterie.methods.fedcg.wrapping import plain
 from coterie.models import build_model
 from coterie.runs.run import Result, run
 from coterie.simulation.faults import Faults
-from coterie.simulation.simulator import EngineOptions
+from coterie.simulation.simulator import EngineOptions, Simulator
 from tests.methods.test_equipartition import per_client
 
 from ..tiny import cohort
@@ -137,7 +137,11 @@ def test_a_new_teacher_is_balanced_anew_and_lost_replies_are_asked_again() -> No
     assert len(two.offsets) == 0, "the student has become the teacher"
     assert len(three.offsets) == 3
     assert not torch.equal(one.offsets, three.offsets)
-    lost = run(method, population, net, rounds=1, seed=0, engine=ALONE, faults=Faults(dropout=1.0)).state
+    task = method.task(Task.of(net, population))
+    nobody = Simulator(method, task, population, seed=0, faults=Faults(dropout=1.0), options=ALONE)
+    nobody.begin(0)
+    lost, _ = method.step(method.init(nobody), nobody)
+    nobody.close()
     assert len(lost.offsets) == 0
     late = run(method, population, net, rounds=3, seed=0, engine=ALONE, faults=Faults(dropout=0.6)).state
     assert len(late.offsets) == 3

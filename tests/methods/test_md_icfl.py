@@ -252,9 +252,13 @@ def learnt(method: MDICFL, population: Any, rounds: int) -> tuple[Simulator, Dis
 
 @pytest.mark.parametrize("privacy", ["weak", "strong"])
 def test_newcomers_download_one_model_and_find_their_cluster(privacy: str) -> None:
-    """Eight clients that never trained: one model down, one up, and everybody is with the clients of its rotation."""
+    """Eight clients that never trained: one model down, one up, and everybody is with the clients of its rotation.
+
+    The rate is the scenario's, which only `run` looks up.
+    """
     population = build("rotated-digits", seed=1, clients=24, samples=60, test_samples=10, unseen=8)
-    method = MDICFL(per_class=3, steps=20, warm_steps=5, hold=1, patience=8, privacy=privacy)  # type: ignore[arg-type]
+    quick: dict[str, Any] = {"per_class": 3, "steps": 20, "warm_steps": 5, "hold": 1, "patience": 8, "lr": 0.1}
+    method = MDICFL(**quick, privacy=privacy)  # type: ignore[arg-type]
     fed, state = learnt(method, population, 10)
     new = list(population.unseen_ids)
     before = fed.ledger.down["train"]

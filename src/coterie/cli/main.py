@@ -247,10 +247,10 @@ def demo(
     folder = out or Path("runs") / "demo"
     if out is None and (folder / "compare.json").is_file():
         shutil.rmtree(folder)  # never one that the user named
-    held_out = {"fedfomo": 0.2}  # it weighs models on a validation part
+    scenario = {"name": "rotated-digits"}
     configs = [
-        from_tables({"method": name, "scenario": {"name": "rotated-digits", "validation": held_out.get(name, 0.0)}})
-        for name in METHODS
+        from_tables({"method": name, "scenario": {**scenario, "validation": 0.2 if kind.needs_validation else 0.0}})
+        for name, kind in METHODS.items()
     ]
     cli_runs.compare(configs, [0], folder, target=0.9)
 

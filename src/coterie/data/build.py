@@ -61,7 +61,7 @@ def build(
         if drifts:
             raise CoterieError(f"The clients of {name} have no groups to drift between; leave the drift out.")
         users = build_users(scenario, where, seed, unseen=unseen, validation=validation)
-        return replace(users, training=scenario.training)
+        return replace(users, training=scenario.training, scenario=name)
     total = _required(scenario.clients)
     extra = unseen if isinstance(unseen, int) else round(unseen * total)
     shifts = _shifts(scenario, total)
@@ -77,6 +77,7 @@ def build(
         validation=validation,
         drifts=tuple(sorted(drifts, key=lambda one: one.round)),
         training=scenario.training,
+        scenario=name,
     )
 
 

@@ -69,6 +69,8 @@ class LazyPopulation:
     has_groups: bool = True
     training: Mapping[str, Any] = field(default_factory=dict)
     """How a named scenario is trained; `coterie.runs.run` takes its learning rate where none is set."""
+    scenario: str = ""
+    """The name of that scenario."""
 
     def __post_init__(self) -> None:
         if not self.ids:

@@ -55,7 +55,7 @@ class Scenario:
     repeat: bool = False
     """Whether a client may be given more samples than a small source has, some of them twice."""
     training: Training = field(default_factory=dict)
-    """Local training unless the user says otherwise: fields of every method, or METHOD.field for one alone."""
+    """Local training unless the user, or a method of itself (`scenario_training`), says otherwise."""
 
 
 def scaled(scenario: Scenario, pixels: str | None) -> Normalise:
@@ -186,7 +186,7 @@ _SCENARIOS = (
         image_size=8,
         normalise=Normalise(scale=1 / LEVELS),
         datasets=("digits",),
-        training={"epochs": 5, "batch": 16, "lr": 0.1, "momentum": 0.9, "scaffold.lr": 0.5},
+        training={"epochs": 5, "batch": 16, "lr": 0.1, "momentum": 0.9},
     ),
     _embedding("rotated-mnist", "MNIST in 4 rotations (embedding clustering)", "mnist", "rotation", "lenet5", 28),
     _panm("rotated-fashion", "Fashion-MNIST in 4 rotations (PANM)", "fashion-mnist", "rotation"),

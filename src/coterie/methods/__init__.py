@@ -7,7 +7,7 @@ from typing import Any
 from coterie.core import user_code
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.settings import from_settings
-from coterie.methods.base import ServerMethod
+from coterie.methods.base import TITLES, ServerMethod
 from coterie.methods.cfl import CFL
 from coterie.methods.embedding.method import Embedding
 from coterie.methods.fedavg import FedAvg
@@ -50,6 +50,11 @@ METHODS: dict[str, type[Method]] = {
         PANM,
     )
 }
+
+
+def title_of(name: str) -> str:
+    """A method's title by its name; that of one that this process does not know is its name."""
+    return TITLES.get(name, name)
 
 
 def method_named(name: str) -> type[Method]:

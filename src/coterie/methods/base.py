@@ -67,6 +67,10 @@ class Assessment:
     """Whether `cluster` may be -1, which is no cluster; elsewhere it is an index, and must be one."""
 
 
+TITLES: dict[str, str] = {}
+"""The title of every method that is defined in this process, the user's own too, by its name."""
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """How a client trains, whoever it works with: the settings that all methods share."""
@@ -88,8 +92,14 @@ class LocalTraining:
     )
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""
+    """The name as the paper spells it, for people; a class that says none is called by its name."""
     paper: ClassVar[str]
     summary: ClassVar[str]
+    needs_validation: ClassVar[bool] = False
+    """Whether it chooses by a validation part of the clients' data (scenario.validation)."""
+    scenario_training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Local training that suits this method better on a named scenario than the scenario's own; the user's wins."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings that belong together, by name: `preset=NAME` on the command line and in TOML.
 
@@ -98,6 +108,12 @@ class LocalTraining:
     """
     scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
     """What a preset says otherwise on a scenario: preset name, scenario name, settings."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if isinstance(vars(cls).get("name"), str):
+            cls.title = vars(cls).get("title") or cls.name  # never that of the method it derives from
+            TITLES[cls.name] = cls.title
 
     def __post_init__(self) -> None:
         self._require(self.epochs >= 1, "epochs", "be at least 1")
@@ -126,6 +142,11 @@ class LocalTraining:
     def _require(self, fine: bool, key: str, what: str) -> None:
         if not fine:
             raise CoterieError(f"{self.name}: {key} must {what}, not {getattr(self, key)}.")
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether it must be told the true groups of the clients, which only the simulator knows."""
+        return False
 
     @property
     def opt(self) -> Optimiser:

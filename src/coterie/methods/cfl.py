@@ -61,6 +61,7 @@ class CFL(ModelPerCluster[Branches]):
     least: int = field(default=3, metadata={"help": "clients a cluster needs to be split"})
 
     name: ClassVar[str] = "cfl"
+    title: ClassVar[str] = "CFL"
     paper: ClassVar[str] = "Sattler et al. 2020, Clustered federated learning: model-agnostic distributed multi-task"
     summary: ClassVar[str] = "one model that splits in two wherever its clients' updates disagree"
     state_type: ClassVar[type[Branches]] = Branches

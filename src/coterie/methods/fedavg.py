@@ -32,6 +32,7 @@ class FedAvg(ServerMethod[Global]):
     """theta <- sum_k n_k theta_k / sum_k n_k over the sampled clients."""
 
     name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017, Communication-efficient learning of deep networks"
     summary: ClassVar[str] = "one model for everyone, the mean of the clients' models"
     state_type: ClassVar[type[Global]] = Global

@@ -76,8 +76,10 @@ class FedFomo(OwnModelMethod[Exchange]):
     )
 
     name: ClassVar[str] = "fedfomo"
+    title: ClassVar[str] = "FedFomo"
     paper: ClassVar[str] = "Zhang et al. 2021, Personalized federated learning with first order model optimization"
     summary: ClassVar[str] = "every client mixes its own model from others that lower its validation loss"
+    needs_validation: ClassVar[bool] = True
     state_type: ClassVar[type[Exchange]] = Exchange
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ class FedProx(FedAvg):
     mu: float = field(default=0.01, metadata={"help": "weight of the proximal term (mu); tune in 0.001 .. 1"})
 
     name: ClassVar[str] = "fedprox"
+    title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al. 2020, Federated optimization in heterogeneous networks"
     summary: ClassVar[str] = "FedAvg with a proximal term that holds clients near the common model"
 

@@ -45,6 +45,7 @@ class FedSEM(ModelPerCluster[Centres]):
     )
 
     name: ClassVar[str] = "fedsem"
+    title: ClassVar[str] = "FedSEM"
     paper: ClassVar[str] = "Xie et al. 2021, Multi-center federated learning"
     summary: ClassVar[str] = "k-means on the clients' parameters, one model per centre"
     state_type: ClassVar[type[Centres]] = Centres

@@ -51,6 +51,7 @@ class IFCA(ServesClusters[Clusters]):
     )
 
     name: ClassVar[str] = "ifca"
+    title: ClassVar[str] = "IFCA"
     paper: ClassVar[str] = "Ghosh et al. 2020, An efficient framework for clustered federated learning"
     summary: ClassVar[str] = "every client picks the best of K models and trains it"
     state_type: ClassVar[type[Clusters]] = Clusters

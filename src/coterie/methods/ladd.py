@@ -70,6 +70,7 @@ class LADD(AverageInClusters[Styled]):
     )
 
     name: ClassVar[str] = "ladd"
+    title: ClassVar[str] = "LADD"
     paper: ClassVar[str] = "Shenaj et al. 2023, Learning across domains and devices"
     summary: ClassVar[str] = "one-shot clusters by image style (FFT amplitudes) and k-means"
     state_type: ClassVar[type[Styled]] = Styled

@@ -34,6 +34,7 @@ class Local(OwnModelMethod[Apart]):
     """Every client trains on its own data, from the common initial model, and keeps what it learns."""
 
     name: ClassVar[str] = "local"
+    title: ClassVar[str] = "Local training"
     paper: ClassVar[str] = "baseline"
     summary: ClassVar[str] = "every client alone, without communication"
     state_type: ClassVar[type[Apart]] = Apart

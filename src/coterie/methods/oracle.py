@@ -23,8 +23,14 @@ class Oracle(ClusterMethod):
     """One model per true group; clients follow their group when it changes."""
 
     name: ClassVar[str] = "oracle"
+    title: ClassVar[str] = "Oracle"
     paper: ClassVar[str] = "baseline"
     summary: ClassVar[str] = "FedAvg inside the true groups (the ceiling; needs a scenario with known groups)"
+
+    @property
+    def needs_groups(self) -> bool:
+        """That is what it is."""
+        return True
 
     def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
         """The truth."""

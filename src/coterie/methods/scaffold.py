@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -65,8 +65,10 @@ class Scaffold(ServerMethod[Controlled]):
     server_lr: float = field(default=1.0, metadata={"help": "the server's step (eta_g)"})
 
     name: ClassVar[str] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"
     summary: ClassVar[str] = "FedAvg with control variates that cancel the drift of the clients"
+    scenario_training: ClassVar[Mapping[str, Mapping[str, Any]]] = {"rotated-digits": {"lr": 0.5}}
     state_type: ClassVar[type[Controlled]] = Controlled
 
     def __post_init__(self) -> None:

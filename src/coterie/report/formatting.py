@@ -6,29 +6,12 @@ from math import isfinite
 
 UNKNOWN = "–"
 
-_TITLES = {
-    "local": "Local training",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "scaffold": "SCAFFOLD",
-    "ifca": "IFCA",
-    "fedsem": "FedSEM",
-    "oracle": "Oracle",
-    "embedding": "Embedding clustering",
-    "ladd": "LADD",
-    "md-icfl": "MD-ICFL",
-    "cfl": "CFL",
-    "fedfomo": "FedFomo",
-    "fedcg": "FedCG",
-    "gossip": "Gossip",
-    "pens": "PENS",
-    "panm": "PANM",
-}
-
 
 def method_title(name: str) -> str:
     """A method's name as its paper spells it; unknown names stay as they are."""
-    return _TITLES.get(name, name)
+    from coterie.methods import title_of  # it needs torch, which other uses of this module do not
+
+    return title_of(name)
 
 
 def human_bytes(count: float | None) -> str:

@@ -104,8 +104,7 @@ class RunConfig:
         own = kind.__dataclass_fields__
         changed = {f for f in own if own[f].default != ServerMethod.__dataclass_fields__.get(f, own[f]).default}
         fitting = {key: value for key, value in defaults.items() if key in own and key not in changed}
-        mine = f"{kind.name}."
-        fitting |= {key.removeprefix(mine): value for key, value in defaults.items() if key.startswith(mine)}
+        fitting |= kind.scenario_training.get(self.scenario.preset_name, {})
         chosen = kind.expand(self.settings, self.scenario.preset_name)
         usual = own["optimiser"].default
         if chosen.get("optimiser", fitting.get("optimiser", usual)) != fitting.get("optimiser", usual):

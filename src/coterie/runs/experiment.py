@@ -18,7 +18,6 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import Population
 from coterie.core.task import DRAWING, Task
 from coterie.data import SCENARIOS, Drift, build, from_path
-from coterie.methods import Method
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.models import build_model
 from coterie.report.sinks import Sink, open_sink
@@ -170,16 +169,12 @@ def check(configs: Sequence[RunConfig]) -> None:
         key = (config.scenario, config.seed)
         population = read[key] = read.get(key) or population_of(*key)
         method = config.build_method(defaults_of(config))
-        if _needs_groups(method) and any(population.group(client) is None for client in population.ids):
+        if method.needs_groups and any(population.group(client) is None for client in population.ids):
             raise CoterieError(
                 f"{config.method} needs the true groups of the clients, which are not known here; "
                 f"leave {config.method} out."
             )
         in_simulator(method).task(Task.of(builder_of(config, population), population, dtype=_DTYPES[config.dtype]))
-
-
-def _needs_groups(method: Method) -> bool:
-    return method.name == "oracle" or getattr(method, "needs_truth", False) or getattr(method, "find", "") == "oracle"
 
 
 def config_of(folder: Path) -> RunConfig:

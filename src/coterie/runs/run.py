@@ -118,7 +118,7 @@ def _with_rate(method: Method | RoundMethod[Any], population: Population) -> Met
     training: Mapping[str, Any] = getattr(population, "training", {})
     if not isinstance(method, LocalTraining):
         return method
-    rate = training.get(f"{method.name}.lr", training.get("lr"))
+    rate = {**training, **method.scenario_training.get(getattr(population, "scenario", ""), {})}.get("lr")
     if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:
         return method
     return dataclasses.replace(method, lr=rate)

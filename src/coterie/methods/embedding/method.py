@@ -49,6 +49,7 @@ class Embedding(Settings):
     """Clients send quantised embeddings; the server cuts a Ward tree; FedAvg inside the clusters (Algorithms 1-3)."""
 
     name: ClassVar[str] = "embedding"
+    title: ClassVar[str] = "Embedding clustering"
     paper: ClassVar[str] = "Prigent et al. 2024, FL clustering with local data compression"
     summary: ClassVar[str] = "one-shot clusters from compressed, quantised data, found by a Ward tree"
     state_type: ClassVar[type[Groups]] = Groups

@@ -53,6 +53,7 @@ class FedCG(Settings):
     """z = f_a(x) + lambda f_d(x), the residuals f_d of the domains joined by V <- sigma(A V W) (equations 4 and 5)."""
 
     name: ClassVar[str] = "fedcg"
+    title: ClassVar[str] = "FedCG"
     paper: ClassVar[str] = "Caldarola et al. 2021, Cluster-driven graph federated learning over multiple domains"
     summary: ClassVar[str] = "one network with residual layers for every domain that is found in the data"
     state_type: ClassVar[type[Domains]] = Domains
@@ -75,6 +76,11 @@ class FedCG(Settings):
             scale=self.scale if self.agnostic else None,
             start=self.start,
         )
+
+    @property
+    def needs_groups(self) -> bool:
+        """Only where the domains are the true groups."""
+        return self.find == "oracle"
 
     @property
     def _finder(self) -> Finder:

@@ -40,6 +40,7 @@ class MDICFL(Settings):
     """Algorithms 1 and 2. The defaults find the clusters most reliably; `preset=paper` is the paper's own setting."""
 
     name: ClassVar[str] = "md-icfl"
+    title: ClassVar[str] = "MD-ICFL"
     paper: ClassVar[str] = "Zhang et al. 2024, Communication-efficient clustered federated learning via model distance"
     summary: ClassVar[str] = "the server clusters clients by model distance; each downloads one model only"
     state_type: ClassVar[type[Distanced]] = Distanced

@@ -177,11 +177,6 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
     def neighbours(self, node: N) -> Tensor:
         """Whom each peer now takes for its like: keys [C, w]."""
 
-    @property
-    def needs_truth(self) -> bool:
-        """Whether `choose` must be told the true groups (the oracle, in the simulator alone)."""
-        return False
-
     def train(self, c: Cohort, models: Stack) -> Stack:
         """Local training, from the peers' own models."""
         return local_sgd(c, models, self.opt)

@@ -35,13 +35,14 @@ class Gossip(PeerMethod[Partners]):
     )
 
     name: ClassVar[str] = "gossip"
+    title: ClassVar[str] = "Gossip"
     paper: ClassVar[str] = "baseline"
     summary: ClassVar[str] = "peers average with k random, fixed or (oracle) like-minded others"
     node_type: ClassVar[type[Partners]] = Partners
     finds_groups: ClassVar[bool] = False
 
     @property
-    def needs_truth(self) -> bool:
+    def needs_groups(self) -> bool:
         """Only the oracle is told the true groups."""
         return self.partners == "oracle"
 

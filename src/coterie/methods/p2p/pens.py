@@ -57,6 +57,7 @@ class PENS(PeerMethod[Tally]):
     )
 
     name: ClassVar[str] = "pens"
+    title: ClassVar[str] = "PENS"
     paper: ClassVar[str] = "Onoszko et al. 2021, Decentralized federated learning on non-iid data"
     summary: ClassVar[str] = "peers keep those whose models often do best on their own data"
     node_type: ClassVar[type[Tally]] = Tally

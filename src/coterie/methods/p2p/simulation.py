@@ -219,7 +219,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         if state.known is not None:
             lists = (members(state.known[row]) for row in rows)
             known = tuple(keys[np.isin(keys, everyone, assume_unique=True)] for keys in lists)
-        if self.method.needs_truth:
+        if self.method.needs_groups:
             groups = fed.truth(up).numpy()
             keys = peer_keys(up)
             same = {group: np.sort(keys[groups == group]) for group in set(groups.tolist())}

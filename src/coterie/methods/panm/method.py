@@ -50,6 +50,7 @@ class PANM(Settings):
     """
 
     name: ClassVar[str] = "panm"
+    title: ClassVar[str] = "PANM"
     paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
     summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
     node_type: ClassVar[type[Matching]] = Matching
