@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,18 @@ def test_list_a_method_explains_every_setting(coterie: Command, name: str) -> No
     for field in dataclasses.fields(METHODS[name]):
         assert field.metadata.get("help"), f"{name}.{field.name} has no explanation"
         assert field.name in said.out
+
+
+def test_list_says_what_a_preset_without_changes_is(coterie: Command) -> None:
+    assert re.search(r"preset=robust\W+the defaults", coterie("list", "fedcg").out)
+
+
+def test_help_begins_with_what_a_new_user_needs(coterie: Command) -> None:
+    commands = coterie("--help").out.partition("Commands:")[2]
+    places = [
+        commands.index(f"\n  {name} ") for name in ("list", "run", "compare", "serve", "join", "encoder", "attack")
+    ]
+    assert places == sorted(places)
 
 
 def test_list_faults_explains_every_setting(coterie: Command) -> None:

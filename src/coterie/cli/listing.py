@@ -62,7 +62,7 @@ def settings(method: str) -> Table:
 
 
 def _assigned(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
+    return ", ".join(f"{key}={value}" for key, value in settings.items()) or "the defaults"
 
 
 def faults() -> Table:

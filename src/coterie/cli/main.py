@@ -32,9 +32,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 cli_help.mend()
-app.add_typer(cli_attack.attack_app, name="attack")
-app.command()(cli_attack.encoder)
-cli_deploy.add_commands(app)
 
 
 def _folder(text: str) -> Path:
@@ -188,7 +185,7 @@ def compare(
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run or comparison")]) -> None:
-    """Write the report of a run or a comparison anew."""
+    """Write the report of a run or a comparison again."""
     from coterie.report.html import write_compare_report, write_run_report
 
     write = write_compare_report if (folder / "compare.json").is_file() else write_run_report
@@ -253,6 +250,12 @@ def demo(
         for name, kind in METHODS.items()
     ]
     cli_runs.compare(configs, [0], folder, target=0.9)
+
+
+# after the commands above: the help page lists them in this order, what is needed first at the top
+cli_deploy.add_commands(app)
+app.command()(cli_attack.encoder)
+app.add_typer(cli_attack.attack_app, name="attack")
 
 
 def main() -> None:

@@ -127,6 +127,7 @@ def _with_rate(method: Method | RoundMethod[Any], population: Population) -> Met
 def _described(method: LocalTraining, run: dict[str, Any], faults: Faults, engine: EngineOptions) -> str:
     """The config.toml of a run whose data and model only the calling program has; everything else is in it."""
     settings = {f.name: _plain(getattr(method, f.name)) for f in dataclasses.fields(method)}
+    settings["lr"] = method.opt.rate(0)  # a default belongs to the optimiser, and the file says what it was
     tables = {"faults": changed_fields(faults), "engine": changed_fields(engine)}
     return to_toml({"method": method.name, **run, "scenario": {"name": IN_PYTHON}, "settings": settings, **tables})
 
