@@ -3,7 +3,7 @@
 import coterie
 
 clients = coterie.from_arrays({"ward-3": (x, y), "ward-7": (x2, y2), ...})
-result = coterie.runs.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
+result = coterie.run(coterie.method("ifca", k=2), clients, model=build_my_network, rounds=20)
 result.accuracy, result.clusters, result.models
 """
 

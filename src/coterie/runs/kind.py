@@ -10,7 +10,7 @@ from coterie.core.errors import CoterieError
 
 KIND_FILE = "kind.txt"
 IN_PYTHON = "own data in Python"
-"""The scenario in config.toml where data and model were given to `coterie.runs.run`: only that program has them."""
+"""The scenario in config.toml where data and model were given to `coterie.run`: only that program has them."""
 
 
 class Kind(StrEnum):

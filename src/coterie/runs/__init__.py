@@ -1,0 +1,1 @@
+"""A run from its options to its result: the loop over rounds, the folder, comparisons, deployed runs."""
