@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from coterie import kernel
+from coterie import kernel, run
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.runs.run import run
 from tests.tiny import (
     batchnorm_net,
     largest_gap,

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import coterie
+from coterie import run
 from coterie.core.cohort import Optimiser, local_sgd, steps
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData
 from coterie.core.states import row, spread
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.runs.run import run
 from coterie.simulation.simulator import EngineOptions
 from tests.conftest import Command
 from tests.tiny import (

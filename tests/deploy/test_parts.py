@@ -19,13 +19,13 @@ from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-import coterie.deploy.flower.app
+import coterie.cli.flower_app
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Failure
 from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
 from coterie.deploy.certificates import make_certificates
-from coterie.deploy.client import Device, client_data
+from coterie.deploy.client import Device
 from coterie.deploy.flower.client import Security
 from coterie.deploy.flower.link import DoorKeeper
 from coterie.deploy.flower.pieces import (
@@ -44,6 +44,7 @@ from coterie.deploy.flower.transport import (
 from coterie.deploy.protocol import Hello, Order, pooled
 from coterie.runs.agreement import NoMajority, agree
 from coterie.runs.config import from_tables
+from coterie.runs.experiment import client_data
 from coterie.runs.serve import ServeOptions, serve
 
 from ..conftest import Command
@@ -264,7 +265,7 @@ def test_messages_that_are_not_ours_are_refused() -> None:
 
 
 def test_the_app_folder_is_one_that_flower_takes() -> None:
-    (folder,) = coterie.engine.flower_app.__path__
+    (folder,) = coterie.cli.flower_app.__path__
     assert len(build_fab_from_disk(Path(folder))) > 500
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from coterie import Result
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.samples import ClientId
 from coterie.deploy.zenoh.address import Address, PeerSecurity
@@ -22,7 +23,6 @@ from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.experiment import execute
-from coterie.runs.loop import Result
 from coterie.runs.peer import PeerOptions, network_of, run_peer
 
 from .processes import LONG, free_port

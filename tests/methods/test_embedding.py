@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
@@ -37,7 +38,6 @@ from coterie.methods.embedding.pretraining import (
     train_on_public,
 )
 from coterie.models import build_model
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 

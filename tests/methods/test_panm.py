@@ -11,6 +11,7 @@ import torch
 from experiments.panm_theory import models_received
 from torch import Tensor
 
+from coterie import run
 from coterie.core.cohort import Cohort
 from coterie.core.task import Task
 from coterie.data import build
@@ -26,7 +27,6 @@ from coterie.methods.p2p.topology import (
 from coterie.methods.panm.em import PAPER
 from coterie.methods.panm.method import PANM, Matching
 from coterie.models import build_model
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation
@@ -43,7 +44,6 @@ from coterie.methods.p2p.topology import (
     peer_keys,
 )
 from coterie.methods.panm.method import PANM
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 

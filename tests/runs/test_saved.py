@@ -12,12 +12,11 @@ import torch
 
 import coterie
 from coterie.core import wire
-from coterie.data.own import OwnPopulation
-from coterie.core.samples import Normalise
 from coterie.core.errors import CoterieError
-from coterie.runs.saved import encode_model
+from coterie.core.samples import Normalise
 from coterie.core.states import State
-
+from coterie.data.own import OwnPopulation
+from coterie.runs.saved import encode_model
 from tests.tiny import made, small_net
 
 

@@ -18,26 +18,9 @@ from coterie.core.jobs import (
     perform,
 )
 from coterie.core.samples import ClientId, Population
-from coterie.data.own import from_file
-from coterie.data.population import unseen_ids
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Agreement, Hello, Order
-from coterie.runs.config import from_tables, read_tables
-from coterie.runs.experiment import population_of
-
-
-def client_data(path: Path, name: ClientId) -> Population:
-    """A client's own data: an .npz file; or, for trials, a run's TOML file, of whose scenario it is client `name`."""
-    if path.suffix != ".toml":
-        return from_file(path, name)
-    config = from_tables(read_tables(path))
-    population = population_of(config.scenario, config.seed)
-    known = [*population.ids, *unseen_ids(population)]
-    if name not in known:
-        few = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
-        raise CoterieError(f"The scenario of {path} has no client {name!r}; choose a --name among {few}.")
-    return population
 
 
 class Device:

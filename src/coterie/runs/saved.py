@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core import wire
-from coterie.core.samples import Normalise
 from coterie.core.errors import CoterieError
+from coterie.core.samples import Normalise
 from coterie.core.states import State
 
 _KEY = "normalise"

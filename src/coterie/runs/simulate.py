@@ -1,0 +1,96 @@
+"""One run from start to end in the simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from coterie.core.errors import CoterieError
+from coterie.core.samples import Population
+from coterie.core.settings import changed_fields, to_toml
+from coterie.core.task import LossFn, LossName, Task
+from coterie.methods import Method, chosen_method
+from coterie.methods.base import LocalTraining, RoundMethod
+from coterie.methods.p2p.simulation import in_simulator
+from coterie.runs.folder import IN_PYTHON, RunFolder
+from coterie.runs.loop import RoundLoop
+from coterie.runs.options import RunOptions
+from coterie.runs.result import Result
+from coterie.runs.view import View, Views
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions, Simulator
+
+
+def simulate(
+    method: Method | RoundMethod[Any] | str,
+    population: Population,
+    model: nn.Module | Callable[[], nn.Module],
+    options: RunOptions,
+    *,
+    out: Path | None = None,
+    loss: LossName | LossFn = "cross_entropy",
+    faults: Faults | None = None,
+    engine: EngineOptions | None = None,
+    view: View | None = None,
+    scenario: str = "own data",
+    config: str | None = None,
+    resume: bool = False,
+) -> Result:
+    """Run a method in the simulator. `config` is the text of config.toml; without it, it is made of the settings."""
+    if isinstance(method, str):
+        method = chosen_method(method)()
+    if not isinstance(method, (LocalTraining, RoundMethod)):
+        raise CoterieError('The method must be a name such as "fedavg", or coterie.method(NAME, ...) with settings.')
+    if not len(population.ids):
+        raise CoterieError("There are no clients; a federation needs at least one.")
+    method = in_simulator(_with_rate(method, population))
+    faults, engine, views = faults or Faults(), engine or EngineOptions(), Views(view)
+    task = Task.of(model, population, loss=loss, dtype=options.torch_dtype)
+    fed = Simulator(
+        method,
+        method.task(dataclasses.replace(task, use_kernel=engine.kernel)),
+        population,
+        seed=options.seed,
+        faults=faults,
+        options=engine,
+        note=views.note,
+        progress=views.progress,
+    )
+    folder = None
+    if out is not None:
+        config = config or _described(method.training, options, faults, engine)
+        folder = RunFolder.reopen(out) if resume else RunFolder.create(out, config)
+        folder.check_same(config)
+    return RoundLoop(method, fed, options, folder, view=views, scenario=scenario).run(resume)
+
+
+def _with_rate(method: Method | RoundMethod[Any], population: Population) -> Method | RoundMethod[Any]:
+    """The method with a named scenario's learning rate, where it has none and the optimiser is the scenario's."""
+    training: Mapping[str, Any] = getattr(population, "training", {})
+    if not isinstance(method, LocalTraining):
+        return method
+    rate = training.get(f"{method.name}.lr", training.get("lr"))
+    if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:
+        return method
+    return dataclasses.replace(method, lr=rate)
+
+
+def _described(method: LocalTraining, options: RunOptions, faults: Faults, engine: EngineOptions) -> str:
+    """The config.toml of a run whose data and model only the calling program has; everything else is in it."""
+    settings = {f.name: _plain(getattr(method, f.name)) for f in dataclasses.fields(method)}
+    tables = {"faults": changed_fields(faults), "engine": changed_fields(engine)}
+    run = dataclasses.asdict(options)
+    return to_toml({"method": method.name, **run, "scenario": {"name": IN_PYTHON}, "settings": settings, **tables})
+
+
+def _plain(value: Any) -> Any:
+    """A setting as TOML has it; what is not a plain value, by its name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return getattr(value, "__qualname__", type(value).__qualname__)
