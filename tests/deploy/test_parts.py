@@ -19,7 +19,7 @@ from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-import coterie.cli.flower_app
+import coterie.deploy.flower.app
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Failure
 from coterie.core.wire import WireError
@@ -265,7 +265,7 @@ def test_messages_that_are_not_ours_are_refused() -> None:
 
 
 def test_the_app_folder_is_one_that_flower_takes() -> None:
-    (folder,) = coterie.cli.flower_app.__path__
+    (folder,) = coterie.deploy.flower.app.__path__
     assert len(build_fab_from_disk(Path(folder))) > 500
 
 

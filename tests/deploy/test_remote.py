@@ -246,7 +246,7 @@ def test_a_damaged_memory_is_said(digits: OwnPopulation, tmp_path: Path) -> None
     memory.keep("aa", 1, {"x": torch.ones(2)}, 0)
     assert torch.equal(memory.recall("bb", 2)["x"], torch.ones(2))  # type: ignore[arg-type]
     next(memory.path.glob("*")).write_bytes(b"rot")
-    with pytest.raises(CoterieError, match=r"cannot be read .* to start anew"):
+    with pytest.raises(CoterieError, match=r"cannot be read .* to start again"):
         memory.recall("bb", 2)
 
 

@@ -1,1 +1,0 @@
-"""The folder that `flwr run` takes: a thin app that imports the installed package."""
