@@ -25,6 +25,7 @@ from coterie.deploy.flower.superlink import SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
+from coterie.report.observers import ReportWriter
 from coterie.runs.config import RunConfig, from_tables, read_tables
 from coterie.runs.experiment import client_data, execute, population_of
 from coterie.runs.folder import RunFolder
@@ -70,7 +71,8 @@ class Deployment:
         folder = RunFolder.create(self.folder / f"run-{method}-{clients}", config.to_toml())
         with self.link.grid() as grid:
             transport = FlowerTransport(grid, seconds=LONG, alive=self.link.check)
-            return conduct(config, folder, transport, ServeOptions(clients=clients, patience=LONG))
+            options = ServeOptions(clients=clients, patience=LONG)
+            return conduct(config, folder, transport, options, view=ReportWriter())
 
 
 @pytest.fixture(scope="module")
