@@ -21,6 +21,7 @@ from coterie.runs.config import RunConfig, from_tables, read_tables
 from coterie.runs.experiment import execute
 from coterie.runs.folder import RunFolder
 from coterie.runs.serve import ServeOptions, conduct
+from coterie.runs.view import SilentView
 
 SIZES = (4, 8)
 ROUNDS = 20
@@ -40,7 +41,7 @@ epochs = 5
 """
 
 
-class Clock:
+class Clock(SilentView):
     """When the rounds of a run were over."""
 
     def __init__(self) -> None:
@@ -49,9 +50,6 @@ class Clock:
     def update(self, row: Mapping[str, Any]) -> None:
         """A round is over."""
         self.ends.append(time.perf_counter())
-
-    def note(self, text: str) -> None:
-        """Nobody reads it."""
 
 
 def _config(folder: Path, method: str, clients: int, settings: str = "") -> RunConfig:

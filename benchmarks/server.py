@@ -18,7 +18,7 @@ from benchmarks.timing import peak_megabytes
 from coterie.data import build
 from coterie.methods.fedavg import FedAvg
 from coterie.models import build_model
-from coterie.runs.run import run
+from coterie import run
 clients = int(sys.argv[1])
 population = build("rotated-digits", seed=0, clients=clients, samples=35, partition="dirichlet-client", alpha=10.0)
 method = FedAvg(fraction=50, epochs=1, batch=16)

@@ -13,6 +13,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
+from coterie import run
 from coterie.core.rng import rng
 from coterie.core.samples import (
     ClientData,
@@ -38,7 +39,6 @@ from coterie.methods.fedprox import FedProx
 from coterie.methods.oracle import Oracle
 from coterie.methods.scaffold import Scaffold
 from coterie.models import build_model
-from coterie.runs.run import run
 from experiments.registry import experiment
 from experiments.tables import (
     DOMAIN_COLUMNS,

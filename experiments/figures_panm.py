@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coterie.report.observers import ReportWriter
 from coterie.runs.compare import once
 from coterie.runs.config import from_tables
+from coterie.runs.records import read_events
+from coterie.runs.view import NotesOnly, Views
 from experiments.panm_theory import confidence, simulated_confidence
 from experiments.registry import experiment
 from experiments.tables import Note, markdown
@@ -30,20 +32,6 @@ class _Setting:
 
 _FASHION = _Setting("rotated-fashion", 100, {"epochs": 3, "batch": 128, "lr": 0.08, "lr_decay": 0.99, "momentum": 0.9})
 _DIGITS = _Setting("rotated-digits", 40, {"epochs": 5, "lr_decay": 0.99})
-
-
-class _Silent:
-    """A view that passes on notes alone."""
-
-    def __init__(self, note: Note) -> None:
-        self._note = note
-
-    def update(self, row: Mapping[str, Any]) -> None:
-        """Rounds pass in silence."""
-
-    def note(self, text: str) -> None:
-        """Pass it on."""
-        self._note(text)
 
 
 def _stage_one(
@@ -68,9 +56,8 @@ def _stage_one(
             "settings": {**setting.training, "t1": rounds + 1, "l": _CANDIDATES, "k": _NEIGHBOURS, **settings},
         }
     )
-    once(config, seed, folder, _Silent(note))
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [event["log"] for event in events if event["event"] == "round"]
+    once(config, seed, folder, Views(NotesOnly(note), ReportWriter()))
+    return [event["log"] for event in read_events(folder) if event["event"] == "round"]
 
 
 def _columns(rounds: int) -> list[int]:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.report.observers import ReportWriter
 from coterie.runs.compare import once
 from coterie.runs.config import from_tables
-from coterie.runs.folder import read_metrics
+from coterie.runs.records import read_events, read_metrics
+from coterie.runs.view import NotesOnly, Views
 
 Note = Callable[[str], None]
 _COLUMNS = {
@@ -70,7 +72,11 @@ def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: N
         for seed in seeds:
             folder = out / _folder(row["label"]) / f"seed{seed}"
             results.append(
-                {**once(config, seed, folder, _Quiet(note)), **_cost(folder, table.get("target")), **logged(folder)}
+                {
+                    **once(config, seed, folder, Views(NotesOnly(note), ReportWriter())),
+                    **_cost(folder, table.get("target")),
+                    **logged(folder),
+                }
             )
             note(f"{row['label']}, seed {seed}: accuracy {results[-1]['accuracy']:.4f}, ARI {results[-1]['ari']}")
         cells = [cell(column, [result[column] for result in results]) for column in columns]
@@ -85,8 +91,9 @@ def run_table(table: Mapping[str, Any], out: Path, seeds: Sequence[int], note: N
 
 def logged(folder: Path) -> dict[str, Any]:
     """What the method logged in the last round."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    last: Mapping[str, Any] = next((event["log"] for event in reversed(events) if event["event"] == "round"), {})
+    last: Mapping[str, Any] = next(
+        (event["log"] for event in reversed(read_events(folder)) if event["event"] == "round"), {}
+    )
     return {name: last.get(name) for name in _LOGGED}
 
 
@@ -162,17 +169,3 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _folder(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
-
-
-class _Quiet:
-    """A view that passes on notes alone."""
-
-    def __init__(self, note: Note) -> None:
-        self._note = note
-
-    def update(self, row: Mapping[str, Any]) -> None:
-        """Rounds pass in silence."""
-
-    def note(self, text: str) -> None:
-        """Pass it on."""
-        self._note(text)

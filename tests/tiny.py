@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie import Result
 from coterie.core import wire
 from coterie.core.cohort import Cohort
 from coterie.core.samples import ClientData, Normalise, Samples
@@ -19,7 +20,6 @@ from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
 from coterie.methods.p2p.simulation import in_simulator
-from coterie.runs.run import Result
 
 TRAINING: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05}
 OVERRIDES: dict[str, dict[str, Any]] = {"ifca": {"k": 3}, "fedsem": {"k": 3}}

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from coterie.methods.fedavg import FedAvg, Global
     from coterie.methods.p2p.base import PeerMethod
     from coterie.models import build_model
-    from coterie.runs.run import Result, run
+    from coterie.report.run import run
+    from coterie.runs.result import Result
     from coterie.runs.saved import load_model
     from coterie.simulation.faults import Faults
     from coterie.simulation.simulator import EngineOptions
@@ -128,7 +129,8 @@ _HOMES = {
     ),
     "coterie.core.task": ("Task",),
     "coterie.models": ("build_model",),
-    "coterie.runs.run": ("Result", "run"),
+    "coterie.report.run": ("run",),
+    "coterie.runs.result": ("Result",),
     "coterie.runs.saved": ("load_model",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

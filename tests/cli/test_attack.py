@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.core.samples import Samples
 from coterie.data import build
@@ -26,7 +27,6 @@ from coterie.report.attack import (
     picture,
     reconstruct,
 )
-from coterie.runs.run import run
 from tests.conftest import Command
 
 

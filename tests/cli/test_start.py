@@ -56,7 +56,9 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_run_stays_the_function_whatever_is_imported_first() -> None:
-    code = "import coterie.runs.experiment\nimport coterie\nfrom coterie.runs.run import run\nassert coterie.run is run"
+    code = (
+        "import coterie.runs.experiment\nimport coterie\nfrom coterie.report.run import run\nassert coterie.run is run"
+    )
     assert "torch" in imported(code)
 
 

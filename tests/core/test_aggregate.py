@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from coterie import run
 from coterie.core.aggregate import (
     FAR,
     HEAVIEST,
@@ -27,7 +28,6 @@ from coterie.core.federation import check_reply
 from coterie.core.states import Stack, State, group_means
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from tests.tiny import made, small_net
 

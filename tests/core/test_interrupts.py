@@ -42,7 +42,7 @@ def test_what_was_dropped_is_raised_at_the_next_pause(listening: None, number: i
 def test_what_was_dropped_is_raised_at_the_end_of_the_round(listening: None) -> None:
     _drop(signal.SIGINT)
     written = []
-    with pytest.raises(KeyboardInterrupt), interrupts.held_back():
+    with pytest.raises(KeyboardInterrupt), interrupts.defer_interrupts():
         written.append("the whole round")
     assert written == ["the whole round"]
 
@@ -51,7 +51,7 @@ def _write(number: int) -> list[str]:
     """A block that is interrupted in its middle."""
     written: list[str] = []
     try:
-        with interrupts.held_back():
+        with interrupts.defer_interrupts():
             os.kill(os.getpid(), number)
             written.append("the rest")
     except KeyboardInterrupt:
@@ -72,11 +72,11 @@ def test_without_listening_the_block_holds_ctrl_c_back_too() -> None:
 def test_what_is_ignored_on_purpose_stays_ignored(tmp_path: Path) -> None:
     script = """if True:
         import os, signal
-        from coterie import interrupts
+        from coterie.core import interrupts
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupts.listen()
         os.kill(os.getpid(), signal.SIGINT)
-        interrupts.heed()
+        interrupts.raise_if_interrupted()
         print("went on")
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from coterie import run
 from coterie.core.compiled import Refusal
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.kernel.bridge import KernelTask
-from coterie.runs.run import run
 from tests.tiny import (
     batchnorm_net,
     largest_gap,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import coterie
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientData
@@ -21,7 +22,6 @@ from coterie.core.states import row, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd, steps
 from coterie.data.own import OwnPopulation
-from coterie.runs.run import run
 from coterie.simulation.simulator import EngineOptions
 from tests.conftest import Command
 from tests.tiny import (

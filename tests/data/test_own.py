@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
 from coterie.data import LazyPopulation, Normalise, OwnPopulation, Population, from_arrays, from_datasets, from_path
@@ -18,7 +19,6 @@ from coterie.data.own import from_file
 from coterie.methods import METHODS
 from coterie.runs.config import ScenarioConfig
 from coterie.runs.experiment import population_of
-from coterie.runs.run import run
 
 from . import tiny
 from .sources.test_leaf import write as write_leaf

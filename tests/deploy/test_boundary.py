@@ -37,8 +37,9 @@ from coterie.deploy.protocol import (
     to_text,
 )
 from coterie.runs.agreement import agree, odd_ones
+from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig, from_tables
-from coterie.runs.folder import RunFolder, sealed, unsealed
+from coterie.runs.folder import RunFolder
 from coterie.runs.health import Health
 
 from ..tiny import made
@@ -207,24 +208,24 @@ def test_a_memory_is_private_bounded_and_under_a_digest(tmp_path: Path) -> None:
 def test_every_flipped_bit_of_what_a_run_goes_on_from_is_noticed(tmp_path: Path) -> None:
     """All bits of a small checkpoint's latest.json: 20 of 300 flips once went unnoticed."""
     folder = RunFolder.create(tmp_path / "run", "")
-    folder.save(
+    folder.checkpoint.save(
         method="m", state={"x": torch.ones(1)}, next_round=3, seconds=1.5, failures=2,
         ledger=({"train": 5}, {"train": 6}), memory={}, touched=[], health=Health(valid=1),
     )  # fmt: skip
     latest = tmp_path / "run" / "checkpoint" / "latest.json"
     whole = latest.read_bytes()
-    assert folder.load("m", dict[str, torch.Tensor])[0].next_round == 3
+    assert folder.checkpoint.load("m", dict[str, torch.Tensor])[0].next_round == 3
     for bit in range(len(whole) * 8):
         latest.write_bytes(bytes(b ^ (1 << bit % 8) if at == bit // 8 else b for at, b in enumerate(whole)))
         try:
-            read = folder.load("m", dict[str, torch.Tensor])[0]
+            read = folder.checkpoint.load("m", dict[str, torch.Tensor])[0]
         except CoterieError:
             continue
         assert sealed(read.__dict__) == whole, f"bit {bit}"  # only what means the same (1.5, 15e-1) may pass
     old = json.loads(whole)
     del old["digest"]  # a checkpoint from before there were digests
     latest.write_text(json.dumps(old))
-    assert folder.load("m", dict[str, torch.Tensor])[0].next_round == 3
+    assert folder.checkpoint.load("m", dict[str, torch.Tensor])[0].next_round == 3
     with pytest.raises(WireError):
         unsealed(b"[]")
 

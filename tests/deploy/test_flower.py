@@ -16,18 +16,19 @@ import torch
 from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 from flwr.supercore import heartbeat
 
+from coterie import Result
 from coterie.core.samples import ClientId, Population
 from coterie.data.own import OwnPopulation
-from coterie.deploy.client import Device, client_data
+from coterie.deploy.client import Device
 from coterie.deploy.flower.client import Security, join
 from coterie.deploy.flower.superlink import SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
+from coterie.report.observers import ReportWriter
 from coterie.runs.config import RunConfig, from_tables, read_tables
-from coterie.runs.experiment import execute, population_of
+from coterie.runs.experiment import client_data, execute, population_of
 from coterie.runs.folder import RunFolder
-from coterie.runs.loop import Result
 from coterie.runs.serve import ServeOptions, conduct
 
 from ..tiny import OVERRIDES, TRAINING
@@ -70,7 +71,8 @@ class Deployment:
         folder = RunFolder.create(self.folder / f"run-{method}-{clients}", config.to_toml())
         with self.link.grid() as grid:
             transport = FlowerTransport(grid, seconds=LONG, alive=self.link.check)
-            return conduct(config, folder, transport, ServeOptions(clients=clients, patience=LONG))
+            options = ServeOptions(clients=clients, patience=LONG)
+            return conduct(config, folder, transport, options, view=ReportWriter())
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from coterie.core.federation import Failure
 from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
 from coterie.deploy.certificates import make_certificates
-from coterie.deploy.client import client_data
 from coterie.deploy.flower.client import Security
 from coterie.deploy.flower.link import RequestFilter
 from coterie.deploy.flower.pieces import (
@@ -42,6 +41,7 @@ from coterie.deploy.flower.transport import (
 from coterie.deploy.protocol import Hello, Order, pooled
 from coterie.runs.agreement import NoMajority, agree
 from coterie.runs.config import from_tables
+from coterie.runs.experiment import client_data
 from coterie.runs.serve import ServeOptions, serve
 
 from ..conftest import Command

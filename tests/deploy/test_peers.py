@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from coterie import Result
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.samples import ClientId
 from coterie.deploy.zenoh.address import Address, PeerSecurity
@@ -20,10 +21,11 @@ from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.peer import Pace
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
+from coterie.report.observers import ReportWriter
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.experiment import execute
-from coterie.runs.loop import Result
 from coterie.runs.peer import PeerOptions, network_of, run_peer
+from coterie.runs.view import Views
 
 from .processes import LONG, free_port
 
@@ -69,8 +71,9 @@ class Crowd:
         address = Address(f"127.0.0.1:{self.ports[name]}", (f"127.0.0.1:{self.ports[NAMES[0]]}",))
         options = PeerOptions(peers, LONG, self.pace)
         try:
+            view = Views(Slow(fast), ReportWriter())
             self.results[name] = run_peer(
-                self.config, name, self.folder / "run.toml", address, self.folder / name, options, view=Slow(fast)
+                self.config, name, self.folder / "run.toml", address, self.folder / name, options, view=view
             )
         except Exception as error:
             self.results[name] = error

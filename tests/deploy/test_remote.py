@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from coterie import Result, run
 from coterie.core import wire
 from coterie.core.errors import CoterieError, Interrupted, Unfinished
 from coterie.core.federation import Failure
@@ -18,10 +19,10 @@ from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Order, to_text
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
-from coterie.runs.experiment import builder_named
+from coterie.models.named import builder_named
 from coterie.runs.folder import RunFolder
-from coterie.runs.loop import Result, run_with
-from coterie.runs.run import run
+from coterie.runs.loop import RoundLoop
+from coterie.runs.options import RunOptions
 from coterie.simulation.faults import Faults
 
 from ..tiny import StopAt, fingerprint, made, only
@@ -46,7 +47,7 @@ def server_side(result: Result) -> dict[str, Any]:
 def test_real_clients_end_as_simulated_ones(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
     alone = simulated(name, digits)
     clients = Here(devices(digits, tmp_path))
-    remote = run_with(federation(made(name), digits, clients), made(name), None, rounds=3)
+    remote = RoundLoop(made(name), federation(made(name), digits, clients), RunOptions(rounds=3)).run()
     assert server_side(remote) == server_side(alone)
     for client in digits.ids:
         kept = alone.models.get(f"client-{client}")
@@ -64,15 +65,17 @@ def test_a_server_that_died_goes_on_from_its_checkpoint_with_the_clients_memorie
     folder = RunFolder.create(tmp_path / "run", "")
     first = Here(devices(digits, tmp_path))
     with pytest.raises(Interrupted):
-        run_with(federation(made(name), digits, first), made(name), folder, rounds=3, view=StopAt(2))
+        RoundLoop(made(name), federation(made(name), digits, first), RunOptions(rounds=3), folder, view=StopAt(2)).run()
     kept = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     ahead = Here(devices(digits, tmp_path))
     with pytest.raises(Interrupted):  # a session that gets further, and whose checkpoint is lost
-        run_with(federation(made(name), digits, ahead), made(name), folder, rounds=4, view=StopAt(3), resume=True)
+        RoundLoop(made(name), federation(made(name), digits, ahead), RunOptions(rounds=4), folder, view=StopAt(3)).run(
+            resume=True
+        )
     for file, data in kept.items():
         file.write_bytes(data)
     again = Here(devices(digits, tmp_path))
-    result = run_with(federation(made(name), digits, again), made(name), folder, rounds=3, resume=True)
+    result = RoundLoop(made(name), federation(made(name), digits, again), RunOptions(rounds=3), folder).run(resume=True)
     assert server_side(result) == server_side(simulated(name, digits))
 
 
@@ -88,7 +91,7 @@ def test_a_client_that_comes_back_has_its_memory_and_a_late_one_is_admitted(
     clients, notes = Here(devices(digits, tmp_path)), Coming(0)
     clients.absent = {late}
     fed = federation(made("scaffold"), digits, clients, note=notes.note)
-    result = run_with(fed, made("scaffold"), None, rounds=3, view=notes)
+    result = RoundLoop(made("scaffold"), fed, RunOptions(rounds=3), view=notes).run()
     assert f"{late} joins in round 2" in notes.notes
     assert result.clients == len(digits.ids)
     assert sorted(result.client_ids) == sorted(digits.ids)
@@ -162,7 +165,7 @@ def test_a_silent_client_is_waited_for_once_a_round(digits: OwnPopulation, tmp_p
         return Failure("late", "no answer") if client == dead else data
 
     fed = federation(made("fedavg"), digits, Here(devices(digits, tmp_path), tamper))
-    result = run_with(fed, made("fedavg"), None, rounds=2)
+    result = RoundLoop(made("fedavg"), fed, RunOptions(rounds=2)).run()
     assert asked.count(dead) == 2
     assert result.failures == 2
     assert dead not in result.client_ids
@@ -176,7 +179,7 @@ def test_no_image_is_in_what_crosses(digits: OwnPopulation, tmp_path: Path) -> N
         return data
 
     clients = Here(devices(digits, tmp_path), tamper)
-    run_with(federation(made("ifca"), digits, clients), made("ifca"), None, rounds=1)
+    RoundLoop(made("ifca"), federation(made("ifca"), digits, clients), RunOptions(rounds=1)).run()
     crossed = b"".join(replies + clients.payloads)
     for client in digits.ids:
         for image in digits.client(client).train.x:
@@ -204,7 +207,9 @@ def test_a_client_of_another_shape_is_not_admitted(digits: OwnPopulation, tmp_pa
 
 def test_the_oracle_is_refused(digits: OwnPopulation, tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match="only the simulator knows"):
-        run_with(federation(made("oracle"), digits, Here(devices(digits, tmp_path))), made("oracle"), None, rounds=1)
+        RoundLoop(
+            made("oracle"), federation(made("oracle"), digits, Here(devices(digits, tmp_path))), RunOptions(rounds=1)
+        ).run()
 
 
 def test_a_device_refuses_what_is_not_its_method_or_its_model(digits: OwnPopulation, tmp_path: Path) -> None:
@@ -241,7 +246,7 @@ def test_a_damaged_memory_is_said(digits: OwnPopulation, tmp_path: Path) -> None
     memory.keep("aa", 1, {"x": torch.ones(2)}, 0)
     assert torch.equal(memory.recall("bb", 2)["x"], torch.ones(2))  # type: ignore[arg-type]
     next(memory.path.glob("*")).write_bytes(b"rot")
-    with pytest.raises(CoterieError, match=r"cannot be read .* to start anew"):
+    with pytest.raises(CoterieError, match=r"cannot be read .* to start again"):
         memory.recall("bb", 2)
 
 

@@ -18,9 +18,10 @@ from flwr.supernode import node_auth_http_interceptor
 
 from coterie.core.errors import CoterieError
 from coterie.deploy.certificates import make_certificates
-from coterie.deploy.client import Device, client_data
+from coterie.deploy.client import Device
 from coterie.deploy.flower import client as flower_client
 from coterie.deploy.flower.client import Security, join
+from coterie.runs.experiment import client_data
 
 from .processes import LONG, Command, free_port, until
 

@@ -11,8 +11,7 @@ import pytest
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.deploy.zenoh.address import Address
 from coterie.runs.config import RunConfig, from_tables
-from coterie.runs.folder import RunFolder
-from coterie.runs.kind import Kind, kind_of
+from coterie.runs.folder import RunFolder, RunKind, kind_of
 from coterie.runs.launch_local import run_local
 from coterie.runs.peer import PeerOptions, run_peer
 
@@ -24,15 +23,15 @@ def config_of(method: str) -> RunConfig:
     return from_tables({"method": method, "scenario": {"name": "rotated-digits", "clients": 4}})
 
 
-def made_by(kind: Kind, path: Path, method: str) -> Path:
+def made_by(kind: RunKind, path: Path, method: str) -> Path:
     return RunFolder.create(path, config_of(method).to_toml(), kind).path
 
 
 def test_each_command_refuses_the_folder_of_another(coterie: Command, tmp_path: Path) -> None:
-    simulated = made_by(Kind.SIMULATION, tmp_path / "simulated", "fedavg")
-    served = made_by(Kind.SERVED, tmp_path / "served", "fedavg")
-    peer = made_by(Kind.PEER, tmp_path / "peer", "gossip")
-    network = made_by(Kind.NETWORK, tmp_path / "network", "gossip")
+    simulated = made_by(RunKind.SIMULATION, tmp_path / "simulated", "fedavg")
+    served = made_by(RunKind.SERVED, tmp_path / "served", "fedavg")
+    peer = made_by(RunKind.PEER, tmp_path / "peer", "gossip")
+    network = made_by(RunKind.NETWORK, tmp_path / "network", "gossip")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert f"holds a served run; go on with it: coterie serve --resume {served}." in coterie("resume", served).err
     assert f"go on with it: the same coterie peer command with --out {peer}." in coterie("resume", peer).err
@@ -57,14 +56,14 @@ def test_each_command_refuses_the_folder_of_another(coterie: Command, tmp_path: 
 @pytest.mark.parametrize(
     ("file", "content", "kind"),
     [
-        ("deployment.json", "{}", Kind.SERVED),
-        ("superlink.log", "", Kind.SERVED),
-        ("peers/0/config.toml", "", Kind.NETWORK),
-        ("events.jsonl", '{"event": "engine", "path": "peers over zenoh"}\n', Kind.PEER),
-        ("events.jsonl", '{"event": "engine", "path": "kernel"}\n', Kind.SIMULATION),
+        ("deployment.json", "{}", RunKind.SERVED),
+        ("superlink.log", "", RunKind.SERVED),
+        ("peers/0/config.toml", "", RunKind.NETWORK),
+        ("events.jsonl", '{"event": "engine", "path": "peers over zenoh"}\n', RunKind.PEER),
+        ("events.jsonl", '{"event": "engine", "path": "kernel"}\n', RunKind.SIMULATION),
     ],
 )
-def test_folders_from_before_are_what_they_were(file: str, content: str, kind: Kind, tmp_path: Path) -> None:
+def test_folders_from_before_are_what_they_were(file: str, content: str, kind: RunKind, tmp_path: Path) -> None:
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(content)
     assert kind_of(tmp_path) is kind

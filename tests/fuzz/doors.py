@@ -166,9 +166,9 @@ def _short(text: str) -> None:
 def bare_swarm() -> Any:
     """One peer's handlers without a session: only what arrives is looked at."""
     from coterie.deploy.presence import Presence
-    from coterie.deploy.zenoh.swarm import Swarm
+    from coterie.deploy.zenoh.connection import PeerConnection
 
-    bare = object.__new__(Swarm)
+    bare = object.__new__(PeerConnection)
     bare.name, bare.limit, bare._identity, bare._note = "a", 1 << 20, None, lambda _: None
     bare._presence = Presence("a", _short)
     bare._lock, bare._news, bare._closed = threading.Lock(), threading.Event(), threading.Event()

@@ -63,7 +63,7 @@ def files(folder: Path) -> list[Door]:
 
 def _checkpoints(folder: Path) -> list[Door]:
     run = RunFolder.create(folder / "run", TOML.decode())
-    run.save(
+    run.checkpoint.save(
         method="m", state={"x": torch.ones(4)}, next_round=3, seconds=1.5, failures=2, health=Health(valid=1),
         ledger=({"train": 5}, {"train": 6}), memory={"a": {"y": torch.ones(2)}}, touched=["a"],
     )  # fmt: skip
@@ -78,7 +78,7 @@ def _checkpoints(folder: Path) -> list[Door]:
         latest.write_bytes(data)
         for name, content in logs.items():  # they are cut back to what a checkpoint says
             (folder / "run" / name).write_bytes(content)
-        RunFolder.reopen(folder / "run").load("m", dict[str, Tensor], rounds=10)
+        RunFolder.reopen(folder / "run").checkpoint.load("m", dict[str, Tensor], rounds=10)
 
     def state(data: bytes) -> None:
         (folder / "run" / "checkpoint" / unsealed["state"]).write_bytes(data)

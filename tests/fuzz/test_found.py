@@ -151,7 +151,7 @@ def test_a_configuration_of_endless_numbers_or_lists_is_refused_in_a_sentence(li
 @pytest.mark.parametrize("change", [f'"seconds": {DEEP}', '"seconds": ' + "9" * 400, '"down": {"train": null}'])
 def test_a_checkpoint_that_no_digest_protects_is_refused_in_a_sentence(change: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "")
-    folder.save(
+    folder.checkpoint.save(
         method="m", state={"x": torch.ones(1)}, next_round=3, seconds=1.5, failures=2, health=Health(valid=1),
         ledger=({"train": 5}, {}), memory={}, touched=[],
     )  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_no_digest_protects_is_refused_in_a_sentence(change: s
     del old["digest"]
     latest.write_text(json.dumps(old)[:-1] + f", {change}}}")
     with pytest.raises(CoterieError, match="cannot be read"):
-        folder.load("m", dict[str, Tensor])
+        folder.checkpoint.load("m", dict[str, Tensor])
 
 
 @pytest.mark.parametrize(

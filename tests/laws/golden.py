@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie import Result, run
 from coterie.core import wire
 from coterie.kernel import why_not
 from coterie.methods import METHODS
-from coterie.runs.run import Result, run
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import fingerprint, made, small_net, tiny_digits

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie import Result, run
 from coterie.core import wire
 from coterie.core.jobs import (
     Job,
@@ -22,7 +23,6 @@ from coterie.core.message import Message
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
-from coterie.runs.run import Result, run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 
@@ -126,7 +126,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
             record.answered(outcome.reply, len(job.ids))
         return outcome
 
-    monkeypatch.setattr(import_module("coterie.runs.run"), "Simulator", Watched)
+    monkeypatch.setattr(import_module("coterie.runs.simulate"), "Simulator", Watched)
     monkeypatch.setattr(import_module("coterie.simulation.workers"), "perform", performed)
     return record
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from coterie import Result, run
 from coterie.core.states import row, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
-from coterie.runs.run import Result, run
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import batchnorm_net, cohort, driven, fingerprint, largest_gap, made, only, small_net

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from coterie import run
 from coterie.core.rng import rng
 from coterie.core.states import State
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.runs.run import run
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import largest_gap, made, only, small_net

@@ -10,7 +10,7 @@ import pytest
 from coterie.methods import METHODS
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import resume
-from coterie.runs.folder import read_metrics
+from coterie.runs.records import read_metrics
 
 from .golden import differences, simulate
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.cohort import Memory
 from coterie.core.message import Message
@@ -24,8 +25,8 @@ from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.p2p.base import PeerMethod
-from coterie.runs.loop import run_with
-from coterie.runs.run import run
+from coterie.runs.loop import RoundLoop
+from coterie.runs.options import RunOptions
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 
@@ -109,7 +110,7 @@ def test_states_messages_and_memories_lie_as_their_encoding_gives_them(
             held.update(self.memory)
             super().close()
 
-    monkeypatch.setattr(import_module("coterie.runs.run"), "Simulator", Remembering)
+    monkeypatch.setattr(import_module("coterie.runs.simulate"), "Simulator", Remembering)
     faults = Faults(joins=((1, 2.0),), nan=0.1)
     result = run(made(name), digits, small_net, rounds=3, seed=7, faults=faults, engine=EngineOptions(workers=1))
     assert watch.seen["state"] == 3
@@ -124,7 +125,7 @@ def test_devices_open_messages_that_lie_as_the_simulators_do(
     name: str, digits: OwnPopulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     watch = Watch(monkeypatch, name)
-    run_with(federation(made(name), digits, Here(devices(digits, tmp_path))), made(name), None, rounds=2)
+    RoundLoop(made(name), federation(made(name), digits, Here(devices(digits, tmp_path))), RunOptions(rounds=2)).run()
     assert watch.seen["state"] == 2
     assert watch.seen["message"] > 0
 

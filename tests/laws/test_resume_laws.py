@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from coterie import Result, run
+from coterie.core.errors import Interrupted
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
-from coterie.runs.folder import read_metrics
-from coterie.runs.run import Interrupted, Result, run
+from coterie.runs.records import read_metrics
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions
 

@@ -9,12 +9,12 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.core.states import cosine
 from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods.cfl import CFL, bipartition
-from coterie.runs.run import run
 
 from ..tiny import batchnorm_net, made, one_weight, rows
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
@@ -33,7 +34,6 @@ from coterie.methods.embedding.messages import Embedded, Groups
 from coterie.methods.embedding.method import Embedding
 from coterie.methods.embedding.pretraining import read_public, train_on_public
 from coterie.models import build_model
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from coterie import run
 from coterie.core.errors import CoterieError, NothingLearnt
 from coterie.data.own import OwnPopulation
 from coterie.methods.fedavg import FedAvg
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions
 

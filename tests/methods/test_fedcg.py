@@ -15,6 +15,7 @@ from experiments.tables import run_table
 from PIL import Image
 from torch import Tensor, nn
 
+from coterie import Result, run
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData
 from coterie.core.task import Task
@@ -23,7 +24,6 @@ from coterie.methods.fedcg import FedCG, Report
 from coterie.methods.fedcg.averaging import averaged
 from coterie.methods.fedcg.network import export, fedcg
 from coterie.methods.oracle import Oracle
-from coterie.runs.run import Result, run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 from experiments import EXPERIMENTS

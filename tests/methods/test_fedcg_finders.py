@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor, nn
 
+from coterie import Result, run
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.states import State, distance, flat
 from coterie.core.task import Task
@@ -22,7 +23,6 @@ from coterie.methods.fedcg.classifier import with_offsets
 from coterie.methods.fedcg.finders import TeacherFinder
 from coterie.methods.fedcg.wrapping import plain
 from coterie.models import build_model
-from coterie.runs.run import Result, run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 from tests.methods.test_equipartition import per_client

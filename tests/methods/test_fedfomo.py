@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.data.own import OwnPopulation
 from coterie.methods.fedfomo import Exchange, FedFomo, first_order_weights
-from coterie.runs.run import run
 
 from ..tiny import Rows, made, one_weight, only, rows, small_net
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.methods.fedprox import FedProx
-from coterie.runs.run import run
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import one_weight, rows

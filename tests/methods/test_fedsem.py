@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.data.own import OwnPopulation
 from coterie.methods.fedsem import FedSEM
-from coterie.runs.run import run
 
 from ..tiny import made, one_weight, rows, small_net
 

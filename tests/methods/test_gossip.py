@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.data.own import OwnPopulation
 from coterie.methods.p2p.base import PeerView
 from coterie.methods.p2p.gossip import Gossip, Partners
 from coterie.methods.p2p.topology import members, peer_keys
-from coterie.runs.run import run
 
 from ..tiny import made, one_weight, rows, small_net
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.core.states import count
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.methods.clustered import Clusters
 from coterie.methods.ifca import IFCA
-from coterie.runs.run import run
 from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import made, one_weight, rows, small_net

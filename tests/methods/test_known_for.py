@@ -20,7 +20,7 @@ from coterie.methods.scaffold import Scaffold
 from coterie.report.formatting import method_title
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import check
-from coterie.runs.run import _with_rate
+from coterie.runs.simulate import _with_rate
 
 from ..tiny import made
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie import run
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Nothing
@@ -18,7 +19,6 @@ from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods.ladd import LADD, Style, cluster_styles, scale_of, style
 from coterie.models import build_model
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 

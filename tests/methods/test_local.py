@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coterie import run
 from coterie.methods.local import Local
-from coterie.runs.run import run
 
 from ..tiny import one_weight, rows
 

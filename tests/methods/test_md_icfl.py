@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.jobs import (
@@ -29,7 +30,6 @@ from coterie.methods.base import Models
 from coterie.methods.md_icfl.messages import Distanced
 from coterie.methods.md_icfl.method import MDICFL
 from coterie.runs.config import from_tables
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import Simulator
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.data import Drift, build
 from coterie.data.own import OwnPopulation
 from coterie.methods.oracle import Oracle
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 
 from ..tiny import made, one_weight, rows, small_net

@@ -11,6 +11,7 @@ import torch
 from experiments.panm_theory import models_received
 from torch import Tensor
 
+from coterie import run
 from coterie.core.cohort import Cohort
 from coterie.core.task import Task
 from coterie.data import build
@@ -27,7 +28,6 @@ from coterie.methods.panm.method import PANM
 from coterie.methods.panm.ours import PAPER
 from coterie.methods.panm.settings import Matching
 from coterie.models import build_model
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions
 

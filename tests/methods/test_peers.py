@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation
@@ -39,7 +40,6 @@ from coterie.methods.p2p.topology import (
 from coterie.methods.panm.method import PANM
 from coterie.methods.panm.ours import discriminating
 from coterie.methods.panm.similarity import by_direction, directions
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 

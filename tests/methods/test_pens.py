@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie import run
 from coterie.core.cohort import Cohort
 from coterie.core.task import Task
 from coterie.data import build
@@ -21,7 +22,6 @@ from coterie.methods.p2p.topology import (
     peer_keys,
 )
 from coterie.models import build_model
-from coterie.runs.run import run
 
 from ..tiny import cohort, one_weight, rows
 

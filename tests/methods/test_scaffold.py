@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.methods.scaffold import Scaffold
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coterie.core.panels import Lines
 from coterie.report import axes, figures
-from coterie.report.folder import read_run
+from coterie.runs.folder import RunFolder
 
 from .fakes import fake_run
 
@@ -47,10 +46,9 @@ def test_whole_numbers_are_counted_one_by_one() -> None:
 
 
 def test_figures_use_them(tmp_path: Path) -> None:
-    run = read_run(fake_run(tmp_path / "ifca"))
+    run = RunFolder.of_finished(fake_run(tmp_path / "ifca"))
     flat = {"accuracy": 0.7, "worst_accuracy": 0.7, "ari": -0.2}
-    rounds = len(run.rounds)
-    run = replace(run, metrics={**run.metrics, **{name: [value] * rounds for name, value in flat.items()}})
+    run.metrics = [{**row, **flat} for row in run.metrics]
     assert figures.accuracy_over_rounds(run)["layout"]["yaxis"]["range"] == pytest.approx([0.65, 0.75])
     assert figures.compare_over_bytes({"ifca": [run]}, None)["layout"]["yaxis"]["range"] == pytest.approx([0.65, 0.75])
     assert figures.groups_over_rounds(run)["layout"]["yaxis2"]["range"][0] == pytest.approx(-0.25)

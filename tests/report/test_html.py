@@ -262,4 +262,4 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_report(tmp_path: Path, mo
     with pytest.raises(CoterieError, match="No space left on device"):
         write_run_report(folder)
     assert report.read_bytes() == before
-    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob("*.new"))

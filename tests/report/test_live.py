@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coterie.report.live import CompareView, LiveView, print_compare_table, print_result
+from coterie.report.live import LiveView
+from coterie.report.live_compare import CompareView
+from coterie.report.results import print_compare_table, print_result
 
 
 def row(at: int, **changes: Any) -> dict[str, Any]:

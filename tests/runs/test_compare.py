@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coterie.data.own import OwnPopulation
-from coterie.runs.folder import read_metrics
+from coterie.runs.records import read_metrics
 from tests.conftest import Command
 
 SMALL = (
@@ -223,7 +223,9 @@ def test_a_run_that_learns_nothing_is_named_and_the_others_go_on(
     assert (alone.code, (tmp_path / "alone" / "compare.json").exists()) == (2, False)
 
 
-@pytest.mark.parametrize("where", ["coterie.methods.local.Local.step", "coterie.runs.compare.write_compare_report"])
+@pytest.mark.parametrize(
+    "where", ["coterie.methods.local.Local.step", "coterie.report.live_compare.write_compare_report"]
+)
 def test_who_stops_a_comparison_is_told_the_command_that_goes_on_with_it(
     where: str, coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,20 +15,22 @@ from coterie.core.federation import Failure, Tally
 from coterie.core.states import flat, stack
 from coterie.core.task import Task
 from coterie.data.describe import largest_share
+from coterie.runs.evaluation import Evaluation
 from coterie.runs.health import Health
-from coterie.runs.judge import Judgement
 from tests.tiny import Rows, rows
 
 
-def judgement(accuracy: float, *losses: float) -> Judgement:
+def judgement(accuracy: float, *losses: float) -> Evaluation:
     ids = tuple(f"c{i}" for i in range(len(losses)))
-    return Judgement(ids, [accuracy] * len(losses), list(losses), None, None, None, None, None)
+    return Evaluation(ids, [accuracy] * len(losses), list(losses), None, None, None, None, None)
 
 
-def said(health: Health, *judgements: Judgement, guess: float | None = math.log(4), majority: float = 0.4) -> list[str]:
+def said(
+    health: Health, *judgements: Evaluation, guess: float | None = math.log(4), majority: float = 0.4
+) -> list[str]:
     texts = []
     for number, each in enumerate(judgements):
-        texts += health.judged(number, len(judgements), each, 0.1, guess, majority)
+        texts += health.evaluated(number, len(judgements), each, 0.1, guess, majority)
     return texts
 
 

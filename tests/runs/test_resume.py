@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.data.own import OwnPopulation
-from coterie.runs.folder import read_metrics
-from coterie.runs.run import run
+from coterie.runs.records import read_metrics
 from tests.conftest import Command, Said
 from tests.tiny import StopAt, made, small_net
 
@@ -131,7 +131,7 @@ def test_a_run_whose_report_could_not_be_written_says_how_to_make_it(
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("coterie.runs.loop.write_run_report", full)
+        patch.setattr("coterie.report.observers.write_run_report", full)
         said = coterie("run", "fedavg", *SMALL, "--rounds", 1, "--out", out)
     assert (said.code, f"make room, then coterie report {out}." in said.err) == (2, True), said.err
     assert f"has no report yet; write it: coterie report {out}" in coterie("resume", out).err

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
@@ -30,8 +31,8 @@ from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.runs.experiment import config_of, resume
-from coterie.runs.folder import METRICS, RunFolder, read_metrics
-from coterie.runs.run import run
+from coterie.runs.folder import RunFolder
+from coterie.runs.records import METRICS, read_metrics
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions
 from tests.conftest import Command
@@ -307,9 +308,15 @@ def test_a_damaged_checkpoint_is_found_out(which: str, damage: str, digits: OwnP
 
 
 def test_a_checkpoint_of_another_method(digits: OwnPopulation, tmp_path: Path) -> None:
+    """The settings in config.toml show it; a config.toml of the caller's own may not, but the checkpoint does."""
     stopped(digits, tmp_path / "run")
-    with pytest.raises(CoterieError, match=r"is of scaffold, not of fedavg; run fedavg with another --out"):
+    with pytest.raises(CoterieError, match=r"began with other settings \(method, "):
         run(made("fedavg"), digits, small_net, rounds=4, seed=7, out=tmp_path / "run", resume=True)
+    out, own = tmp_path / "own", "a = 1\n"
+    with pytest.raises(CoterieError):
+        run(made("scaffold"), digits, small_net, rounds=4, seed=7, out=out, config=own, view=StopAt(2))
+    with pytest.raises(CoterieError, match=r"is of scaffold, not of fedavg; run fedavg with another --out"):
+        run(made("fedavg"), digits, small_net, rounds=4, seed=7, out=out, config=own, resume=True)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.csv"])

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from coterie import Result, run
 from coterie.core import wire
 from coterie.core.samples import ClientData, Samples
 from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
-from coterie.runs.run import Result, run
 from tests.tiny import made, small_net
 
 STRANGERS = ("c07", "c08")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from coterie import Result, run
 from coterie.core.errors import CoterieError, NothingLearnt
 from coterie.core.federation import Ledger, check_reply
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.runs.run import Result, run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import Simulator
 from tests.tiny import (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from coterie import run
 from coterie.core import wire
 from coterie.core.federation import draw_clients
 from coterie.core.rng import rng
@@ -24,7 +25,6 @@ from coterie.methods.p2p.base import Answers, Inbox
 from coterie.methods.p2p.network_state import Network
 from coterie.methods.p2p.simulation import Simulated
 from coterie.methods.p2p.topology import members, peer_key
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 from tests.tiny import (

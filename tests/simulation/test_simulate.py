@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie import run
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Nothing, on_client
@@ -17,7 +18,6 @@ from coterie.core.task import Task
 from coterie.data import Drift, build
 from coterie.data.own import OwnPopulation
 from coterie.methods.fedavg import FedAvg
-from coterie.runs.run import run
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 from tests.tiny import made, rows, small_net

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from coterie import Result, run
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import on_client
 from coterie.data.own import OwnPopulation
 from coterie.methods.base import Models, Trained
 from coterie.methods.fedavg import FedAvg
-from coterie.runs.run import Result, run
 from coterie.simulation.simulator import EngineOptions
 from tests.tiny import (
     TRAINING,

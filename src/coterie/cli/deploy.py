@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from coterie.core import interrupts
-from coterie.core.errors import CoterieError, installing
+from coterie.core.errors import CoterieError, Interrupted, installing
 from coterie.core.terminal import harmless
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="the run's TOML file; the same for everyone")]
@@ -46,8 +46,6 @@ def code_when_stopped() -> int:
 @contextmanager
 def _service(stopped: str) -> Iterator[None]:
     """From here on this process is a service: to be asked to end (SIGTERM) is how it normally ends."""
-    from coterie.runs.loop import Interrupted
-
     global _serving
     _serving = True
     try:
@@ -100,21 +98,17 @@ def serve(
     folder = resume or out or Path("runs") / f"{settings.method}-served-seed{settings.seed}"
     options = deploy.ServeOptions(clients, timeout, patience, max_megabytes * _MEGABYTE)
     security = None if certs is None else superlinks.ServerSecurity.of(certs)
-    with _service("Stopped before the first round; nothing was learnt yet."):
-        watched(
+    with _service("Stopped before the first round; nothing was learnt yet."), watched(settings, folder) as view:
+        deploy.serve(
             settings,
             folder,
-            lambda view: deploy.serve(
-                settings,
-                folder,
-                options,
-                host=host,
-                port=port,
-                security=security,
-                superlink=superlink,
-                view=view,
-                resume=resume is not None,
-            ),
+            options,
+            host=host,
+            port=port,
+            security=security,
+            superlink=superlink,
+            view=view,
+            resume=resume is not None,
         )
 
 
@@ -140,9 +134,10 @@ def join(
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.deploy.flower.client")
     from coterie.deploy.boundary import check_name, place
-    from coterie.deploy.client import Device, client_data
+    from coterie.deploy.client import Device
     from coterie.deploy.consent import Consent, own_secret, refused_words
     from coterie.deploy.ports import check_address
+    from coterie.runs.experiment import client_data
 
     check_name(name, "--name")
     consent = Consent(refused_words(refuse), least_flip, most_questions)
@@ -202,10 +197,8 @@ def peer(
     addresses.zenoh.init_log_from_env_or("error")
     global _between_peers
     _between_peers = True
-    with _service("Stopped before the first round; nothing was learnt yet."):
-        watched(
-            settings, folder, lambda view: peering.run_peer(settings, name, data, address, folder, options, view=view)
-        )
+    with _service("Stopped before the first round; nothing was learnt yet."), watched(settings, folder) as view:
+        peering.run_peer(settings, name, data, address, folder, options, view=view)
 
 
 def peers(
@@ -219,9 +212,28 @@ def peers(
 ) -> None:
     """Start a network of peers, each a process of its own on this machine: a first look."""
     local_network = _needs("peers", "coterie.runs.launch_local")
-    table = local_network.run_local(config, local, out, port, free=free, tls=certs, seconds=timeout, note=_say)
-    Console().print(table)
+    from coterie.report.observers import ReportWriter
+    from coterie.runs.view import NotesOnly, Views
+
+    view = Views(NotesOnly(_say), ReportWriter())
+    result = local_network.run_local(config, local, out, port, free=free, tls=certs, seconds=timeout, view=view)
+    Console().print(_peer_table(result, local_network.peer_results(out, result.client_ids)))
     Console().print(f"report: {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _peer_table(result: Any, results: Mapping[str, Mapping[str, Any]]) -> Any:
+    """How each peer of a network has done."""
+    from rich.table import Table
+
+    table = Table(title=f"{result.method} between {len(results)} peers")
+    for column in ("peer", "accuracy", "community", "sent", "received", "failures"):
+        table.add_column(column, justify="left" if column == "peer" else "right")
+    for index, (name, one) in enumerate(results.items()):
+        accuracy = one["per_client_accuracy"][0]
+        group = "" if result.clusters is None else str(result.clusters[index])
+        share = "" if accuracy is None else f"{100 * accuracy:.1f} %"
+        table.add_row(name, share, group, f"{one['bytes_up']:,}", f"{one['bytes_down']:,}", str(one["failures"]))
+    return table
 
 
 def certs(

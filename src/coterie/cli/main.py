@@ -127,7 +127,8 @@ def run(
     )  # fmt: skip
     settings = from_tables(tables)
     folder = out or Path("runs") / f"{settings.label}-{cli_runs.subject(settings)}-seed{settings.seed}"
-    cli_runs.watched(settings, folder, lambda view: execute(settings, folder, view=view))
+    with cli_runs.watched(settings, folder, settings.track) as view:
+        execute(settings, folder, view=view)
 
 
 @app.command()
@@ -137,7 +138,9 @@ def resume(folder: Annotated[Path, typer.Argument(help="folder of an interrupted
     from coterie.runs.experiment import config_of
     from coterie.runs.experiment import resume as go_on
 
-    cli_runs.watched(config_of(folder), folder, lambda view: go_on(folder, view=view))
+    config = config_of(folder)
+    with cli_runs.watched(config, folder, config.track) as view:
+        go_on(folder, view=view)
 
 
 @app.command()
@@ -206,8 +209,9 @@ def data(
 ) -> None:
     """Describe a scenario's (or your own) data: clients, groups, sizes, labels."""
     from coterie.cli import listing
-    from coterie.runs.config import ScenarioConfig, check_seed
+    from coterie.runs.config import ScenarioConfig
     from coterie.runs.experiment import population_of
+    from coterie.runs.options import check_seed
 
     if scenario is not None and own is not None:
         raise CoterieError("--data are your own data and a name is that of a scenario; give one of the two.")
@@ -233,7 +237,7 @@ def data(
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the demo (default: runs/demo, anew)"),
+        typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the demo (default: runs/demo, replaced)"),
     ] = None,
 ) -> None:
     """Every method on 40 clients in 4 hidden groups, in a minute, without any download."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,22 @@ from typing import Any
 from rich.console import Console
 
 from coterie.core.errors import CoterieError, Interrupted
-from coterie.core.settings import split_assignments
+from coterie.core.settings import coerce, split_assignments
 from coterie.methods import chosen_method
-from coterie.report.live import CompareView, LiveView, print_compare_table, print_result
+from coterie.report.live import LiveView
+from coterie.report.live_compare import CompareView
+from coterie.report.observers import with_report
+from coterie.report.results import print_compare_table, print_result
 from coterie.runs.compare import SomeFailed
 from coterie.runs.compare import compare as compare_all
 from coterie.runs.config import (
     RunConfig,
     ScenarioConfig,
-    check_seed,
     merge,
     read_tables,
 )
-from coterie.runs.run import Result
+from coterie.runs.options import check_seed
+from coterie.runs.view import View
 
 
 def tables_of(
@@ -46,7 +49,7 @@ def tables_of(
     if workers is not None:
         assigned["engine.workers"] = workers
     assigned |= split_assignments(assignments or [])
-    merged = merge(tables, assigned, chosen_method(str(tables["method"])).name)
+    merged = merge(tables, assigned, chosen_method(coerce(str, tables["method"], "method")).name)
     if "scenario.name" in assigned and merged["scenario"].get("data"):
         raise CoterieError("--data are your own data and --scenario names ready ones; give one of the two.")
     return merged
@@ -70,7 +73,7 @@ def compare(configs: Sequence[RunConfig], seeds: Sequence[int], folder: Path, ta
 
 @contextmanager
 def the_same_command_goes_on() -> Iterator[None]:
-    """Where many runs are one command, who stops it is told that command, not the one that ends a single run."""
+    """Where many runs are one command, a user who stops it is told that command, not the one for a single run."""
     command = shlex.join(["coterie", *sys.argv[1:]])
     try:
         yield
@@ -80,11 +83,16 @@ def the_same_command_goes_on() -> Iterator[None]:
         raise Interrupted("Stopped between two runs; nothing is lost", command) from None
 
 
-def watched(config: RunConfig, folder: Path, start: Callable[[LiveView], Result]) -> None:
-    """Run something with the live table, then say where its report is."""
-    with LiveView(f"{config.label} on {subject(config)}", config.rounds) as view:
-        result = start(view)
-    print_result(json.loads(result.to_json()))
+@contextmanager
+def watched(config: RunConfig, folder: Path, track: tuple[str, ...] = ()) -> Iterator[View]:
+    """The view of a run inside the block: live table, report, trackers. Then print its result and where the report is.
+
+    Trackers follow runs in the simulator alone.
+    """
+    with LiveView(f"{config.label} on {subject(config)}", config.rounds) as live:
+        yield with_report(live, folder, track)
+    if live.result is not None:
+        print_result(json.loads(live.result.to_json()))
     Console().print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,8 +1,8 @@
 """Ctrl-C (or a request to end) that neither comes at the wrong moment nor gets lost.
 
 A KeyboardInterrupt is raised wherever the main thread happens to be, and code written in another language may drop it:
-zenoh does now and then, when it comes while a payload is converted. So the wish to end is also kept, and heard at the
-next pause or at the end of the round.
+zenoh sometimes does, when it comes while a payload is converted. So the request is also remembered, and raised again at
+the next pause or at the end of the round.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def asked_to_end() -> bool:
     return signal.SIGTERM in _heard and signal.SIGINT not in _heard
 
 
-def heed() -> None:
-    """Raise what was dropped on its way."""
+def raise_if_interrupted() -> None:
+    """Raise a KeyboardInterrupt that was lost on its way."""
     if _pressed:
         raise KeyboardInterrupt
 
 
 def pause(seconds: float) -> None:
-    """Wait a moment, unless somebody wants us to end."""
-    heed()
+    """Wait a moment, unless this process has been asked to end."""
+    raise_if_interrupted()
     time.sleep(seconds)
-    heed()
+    raise_if_interrupted()
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Hold a wish to end back until the end of the block, so that a round is written down whole."""
+def defer_interrupts() -> Iterator[None]:
+    """Delay a request to end until the end of the block, so that a round is written down whole."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,4 +69,4 @@ def held_back() -> Iterator[None]:
     if held:
         _heard.update(held)
         raise KeyboardInterrupt
-    heed()
+    raise_if_interrupted()

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
 
 Number = float | None
 Cell = str | float | bool | None
@@ -200,7 +201,7 @@ def from_json(value: object) -> Panel:
 
 def save_panels(path: Path, panels: Sequence[Panel]) -> None:
     """Write the panels as JSON."""
-    path.write_text(json.dumps([to_json(panel) for panel in panels], allow_nan=False), encoding="utf-8")
+    write_whole(path, json.dumps([to_json(panel) for panel in panels], allow_nan=False).encode())
 
 
 def load_panels(path: Path) -> list[Panel]:

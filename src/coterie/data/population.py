@@ -68,7 +68,7 @@ class LazyPopulation:
     unseen_ids: tuple[ClientId, ...] = ()
     has_groups: bool = True
     training: Mapping[str, Any] = field(default_factory=dict)
-    """How a named scenario is trained; `coterie.runs.run` takes its learning rate where none is set."""
+    """How a named scenario is trained; `coterie.run` takes its learning rate where none is set."""
     scenario: str = ""
     """The name of that scenario."""
 

@@ -20,31 +20,14 @@ from coterie.core.jobs import (
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population
 from coterie.core.terminal import shortly
-from coterie.data.own import from_file
-from coterie.data.population import unseen_ids
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Agreement, Hello, Order
-from coterie.runs.config import from_tables, read_tables
-from coterie.runs.experiment import population_of
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
 _LARGEST_SETTING = 1 << 16
-
-
-def client_data(path: Path, name: ClientId) -> Population:
-    """A client's own data: an .npz file; or, for trials, a run's TOML file, of whose scenario it is client `name`."""
-    if path.suffix != ".toml":
-        return from_file(path, name)
-    config = from_tables(read_tables(path))
-    population = population_of(config.scenario, config.seed)
-    known = [*population.ids, *unseen_ids(population)]
-    if name not in known:
-        few = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
-        raise CoterieError(f"The scenario of {path} has no client {name!r}; choose a --name among {few}.")
-    return population
 
 
 def check_work(method: Any, most_epochs: int) -> None:

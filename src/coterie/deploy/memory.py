@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from hashlib import blake2b
 from pathlib import Path
@@ -11,10 +10,10 @@ from urllib.parse import unquote
 from coterie.core import wire
 from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
 from coterie.deploy.boundary import place
 
 _FILE = re.compile(r"(\d{8})-([^=]+)(?:=([0-9a-f]{16}))?\.safetensors")  # once they were written without a digest
-_DRAFT = ".new"
 _KEPT = 8
 _MOST_RUNS = 200
 
@@ -50,7 +49,8 @@ class DiskMemory:
             return wire.decode(data, Memory, header_limit=wire.OWN_HEADER_LIMIT)
         except (OSError, wire.WireError) as error:
             raise CoterieError(
-                f"The memory in {usable[-1]} cannot be read ({error}); restore it, or remove {self.path} to start anew."
+                f"The memory in {usable[-1]} cannot be read ({error}); "
+                f"restore it, or remove {self.path} to start again."
             ) from error
 
     def keep(self, session: str, era: int, memory: Memory, safe: int) -> None:
@@ -59,7 +59,7 @@ class DiskMemory:
         target = self.path / f"{era:08d}-{place(self.path, session).name}={_digest(data)}.safetensors"
         try:
             self._make_room()
-            _write(target, data)
+            write_whole(target, data, private=True)
         except OSError as error:
             raise CoterieError(
                 f"Cannot write {target}: {error.strerror or error}; make room, or choose another --memory."
@@ -89,17 +89,3 @@ class DiskMemory:
 
 def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=8).hexdigest()
-
-
-def _write(target: Path, data: bytes) -> None:
-    """A whole file or none, for its owner alone from the first moment on."""
-    draft = target.with_name(target.name + _DRAFT)
-    try:
-        draft.unlink(missing_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from coterie.deploy.boundary import (
 )
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
-from coterie.runs.experiment import builder_named
+from coterie.models.named import builder_named
 
 HELLO = "hello"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -15,9 +15,9 @@ from coterie.core.panels import (
     Lines,
 )
 from coterie.report.formatting import method_title
+from coterie.runs.folder import RunFolder
 
 from . import axes
-from .folder import RunFolder
 
 Figure = dict[str, Any]
 
@@ -36,8 +36,8 @@ def colour(index: int) -> str:
 def accuracy_over_rounds(run: RunFolder) -> Figure:
     """Mean and worst client over the rounds."""
     data = [
-        _line("mean over clients", run.rounds, run.column("accuracy"), 0),
-        _line("worst client", run.rounds, run.column("worst_accuracy"), 1, dash="dot"),
+        _line("mean over clients", run.column("round"), run.column("accuracy"), 0),
+        _line("worst client", run.column("round"), run.column("worst_accuracy"), 1, dash="dot"),
     ]
     return _figure(data, "round", "accuracy", y_format=_PERCENT)
 
@@ -50,12 +50,14 @@ def accuracy_over_bytes(run: RunFolder) -> Figure:
 
 def groups_over_rounds(run: RunFolder) -> Figure:
     """How many clusters there are, and how well they agree with the truth where it is known."""
-    count = _line("groups", run.rounds, run.column("n_clusters"), 2)
+    count = _line("groups", run.column("round"), run.column("n_clusters"), 2)
     count["line"]["shape"] = "hv"
     data = [count]
     agreement = any(value is not None for value in run.column("ari"))
     if agreement:
-        data.append(_line("agreement with the truth (ARI)", run.rounds, run.column("ari"), 4) | {"yaxis": "y2"})
+        data.append(
+            _line("agreement with the truth (ARI)", run.column("round"), run.column("ari"), 4) | {"yaxis": "y2"}
+        )
     figure = _figure(data, "round", "groups")
     figure["layout"]["yaxis"] |= {"rangemode": "tozero", **axes.whole(run.column("n_clusters"))}
     if agreement:
@@ -219,7 +221,7 @@ def _over_seeds(
     """Rounds, mean accuracy, standard deviation and mean megabytes over the runs that know them."""
     seen: dict[float, list[tuple[float, float | None]]] = {}
     for run in runs:
-        for at, value, sent in zip(run.rounds, run.column("accuracy"), traffic(run), strict=True):
+        for at, value, sent in zip(run.column("round"), run.column("accuracy"), traffic(run), strict=True):
             if at is not None and value is not None and isfinite(value):
                 seen.setdefault(at, []).append((value, sent))
     rounds: list[float | None] = [*sorted(seen)]

@@ -26,9 +26,10 @@ from coterie.report.headlines import (
     lost_words,
     run_headline,
 )
+from coterie.runs.folder import RunFolder
 
 from . import figures
-from .folder import CompareFolder, RunFolder, read_compare, read_run
+from .comparison import CompareFolder, read_compare
 from .page import Page, card
 from .parts import client_map, contingency, failures_table, log_cards, panel_cards, warning_card
 
@@ -37,7 +38,7 @@ _MOST_BOXES = 12
 
 def write_run_report(folder: Path) -> Path:
     """Write `report.html` into the folder of a finished run and return its path."""
-    run = read_run(folder)
+    run = RunFolder.of_finished(folder)
     result = run.result
     method = method_title(str(result["method"]))
     page = Page(

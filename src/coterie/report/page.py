@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from html import escape
@@ -12,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
 
 from . import charts
 from .figures import Figure, colour
@@ -62,12 +62,9 @@ class Page:
             # "<" could end the script element early
             figures=json.dumps(self._figures, allow_nan=False).replace("<", "\\u003c"),
         )
-        draft = path.with_name(path.name + ".part")
         try:
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, path)
+            write_whole(path, text.encode())
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise CoterieError(
                 f"The report cannot be written to {path} ({error.strerror}); make room or move it."
             ) from error

@@ -17,9 +17,9 @@ from coterie.core.panels import (
     Table,
 )
 from coterie.report.formatting import percent
+from coterie.runs.folder import RunFolder
 
 from . import figures
-from .folder import RunFolder
 from .page import Page, card, painted, paragraphs, table
 
 _MOST_NUMBERED = 300

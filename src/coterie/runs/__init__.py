@@ -1,1 +1,1 @@
-"""A run from its configuration to its result, and what it leaves on disk."""
+"""A run from its options to its result: the loop over rounds, the folder, comparisons, deployed runs."""

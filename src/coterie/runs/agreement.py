@@ -1,4 +1,4 @@
-"""How the members of a run come to one mind about what is learnt."""
+"""How the members of a run agree on what is learnt."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from coterie.deploy.protocol import (
     pooled,
     settings_of,
 )
+from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig
-from coterie.runs.experiment import builder_named, defaults_of
+from coterie.runs.experiment import defaults_of
 
 _ALWAYS_FINE = 100  # so many classes cost a model next to nothing
 _FAR_FROM_OTHERS = 4
@@ -102,8 +103,3 @@ def model_of(config: RunConfig) -> str:
     """The model that the user of this machine has named, or that of the scenario."""
     named = _scenario(config)
     return config.model or (named.model if named is not None else "")
-
-
-def subject_of(config: RunConfig) -> str:
-    """What the run is about, for its report."""
-    return config.scenario.name if config.scenario.data is None else config.scenario.data

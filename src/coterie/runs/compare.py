@@ -6,25 +6,16 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from coterie.core.errors import CoterieError, NothingLearnt
-from coterie.report import charts
-from coterie.report.formatting import method_title
-from coterie.report.headlines import lost_words
-from coterie.report.html import write_compare_report
-from coterie.report.live import CompareView
 from coterie.runs.config import RunConfig
-from coterie.runs.experiment import (
-    check,
-    config_of,
-    execute,
-    resume,
-)
-from coterie.runs.folder import RunFolder, read_metrics
-from coterie.runs.run import View
+from coterie.runs.experiment import check, config_of, execute, resume
+from coterie.runs.folder import RunFolder
+from coterie.runs.records import CONFIG_FILE, RESULT_FILE, read_metrics
+from coterie.runs.view import View
 
 
 class SomeFailed(NothingLearnt):
@@ -36,65 +27,64 @@ class SomeFailed(NothingLearnt):
         self.rows = rows
 
 
-@dataclass(frozen=True)
-class _OneOfMany:
-    """What one run tells the common view."""
+class ComparisonView(Protocol):
+    """What follows a comparison."""
 
-    view: CompareView
-    method: str
-    seed: int
+    def begin(self, folder: Path) -> None:
+        """The comparison begins in this folder."""
 
-    def update(self, row: Mapping[str, Any]) -> None:
-        self.view.update(self.method, self.seed, row)
+    def of_run(self, config: RunConfig, folder: Path) -> View:
+        """The view of one of its runs."""
 
     def note(self, text: str) -> None:
-        self.view.note(text)
+        """Something worth a line has happened."""
 
-    def progress(self, what: str, done: int, asked: int) -> None:
-        self.view.progress(self.method, self.seed, what, done, asked)
+    def end(self, method: str, seed: int, result: Mapping[str, Any]) -> None:
+        """One run is finished."""
+
+    def finished(self, folder: Path) -> None:
+        """All runs are finished, and compare.json is written."""
 
 
 def compare(
     configs: Sequence[RunConfig],
     seeds: Sequence[int],
     out: Path,
-    view: CompareView,
+    view: ComparisonView,
     *,
     target: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Run every configuration with every seed; write a folder per run, `compare.json` and one report.
+    """Run every configuration with every seed; write a folder per run and `compare.json`; the view writes the report.
 
     Runs that are finished in `out` are kept and half-finished ones resumed, so an interrupted comparison goes on where
     it stopped. A run that learns nothing is named in the report and at the end, and the others go on.
     """
     if target is not None and not 0 < target <= 1:
         raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
-    if (out / "config.toml").exists():
+    if (out / CONFIG_FILE).exists():
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
     _check_own(configs, seeds, out)
     _check(configs, seeds, out)
     home = RunFolder(out)
-    home.write(charts.SHARED, charts.packed())  # one copy for the reports of all runs
+    view.begin(out)
     results: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     failed: list[dict[str, Any]] = []
     for config in configs:
         for seed in seeds:
             folder = _home(out, config, seed)
             try:
-                result = once(config, seed, folder, _OneOfMany(view, config.label, seed))
+                result = once(config, seed, folder, view.of_run(replace(config, seed=seed), folder))
             except NothingLearnt as error:
                 failed.append({"method": config.label, "seed": seed, "why": str(error)})
                 view.note(str(error))
                 continue
             view.end(config.label, seed, result)
-            _say_lost(view, config.label, seed, result)
             results.setdefault(config.label, []).append((folder, result))
     if not results:
         raise NothingLearnt(failed[0]["why"])
     rows = [summary(method, runs, target) for method, runs in results.items()]
-    first = configs[0]
     report = {
-        "scenario": first.scenario.data or first.scenario.name,
+        "scenario": configs[0].subject,
         "target": target,
         "methods": list(results),
         "seeds": list(seeds),
@@ -103,18 +93,10 @@ def compare(
         "runs": [folder.name for runs in results.values() for folder, _ in runs],
     }
     home.write("compare.json", json.dumps(report, indent=1).encode())
-    with home.writing(out / "report.html"):
-        write_compare_report(out)
+    view.finished(out)
     if failed:
         raise SomeFailed(failed, rows)
     return rows
-
-
-def _say_lost(view: CompareView, method: str, seed: int, result: Mapping[str, Any]) -> None:
-    """Lost replies of a finished run, and why."""
-    if result["failures"]:
-        why = lost_words(result.get("lost"), "reasons in its report")
-        view.note(f"{method_title(method)}, seed {seed}: {result['failures']} replies lost ({why})")
 
 
 def _home(out: Path, config: RunConfig, seed: int) -> Path:
@@ -126,7 +108,7 @@ def _check(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> Non
     for config in configs:
         for seed in seeds:
             _check_same(replace(config, seed=seed), _home(out, config, seed))
-    unfinished = [c for c in configs if any(not (_home(out, c, seed) / "result.json").is_file() for seed in seeds)]
+    unfinished = [c for c in configs if any(not (_home(out, c, seed) / RESULT_FILE).is_file() for seed in seeds)]
     check([replace(config, seed=seeds[0]) for config in unfinished])
 
 
@@ -142,7 +124,7 @@ def _check_own(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) ->
 
 
 def _check_same(config: RunConfig, folder: Path) -> None:
-    file = folder / "config.toml"
+    file = folder / CONFIG_FILE
     if file.is_file() and file.read_text() != config.to_toml() and config_of(folder) != config:
         raise CoterieError(f"{folder} holds a run with other settings; choose another --out.")
 
@@ -151,9 +133,9 @@ def once(config: RunConfig, seed: int, folder: Path, view: View) -> dict[str, An
     """The result of a run in its folder: read if it is finished, resumed if it is not, else run now."""
     config = replace(config, seed=seed)
     _check_same(config, folder)
-    if (folder / "config.toml").is_file():
-        if (folder / "result.json").is_file():
-            kept: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    if (folder / CONFIG_FILE).is_file():
+        if (folder / RESULT_FILE).is_file():
+            kept: dict[str, Any] = json.loads((folder / RESULT_FILE).read_text())
             return kept
         result = resume(folder, view=view)
     else:

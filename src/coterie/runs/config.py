@@ -21,7 +21,8 @@ from coterie.core.terminal import brief, shown
 from coterie.data.checks import Layout
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
-from coterie.runs.kind import IN_PYTHON
+from coterie.runs.folder import IN_PYTHON
+from coterie.runs.options import RunOptions
 from coterie.simulation.faults import Faults, Schedule
 from coterie.simulation.simulator import EngineOptions
 
@@ -50,7 +51,7 @@ class ScenarioConfig:
 
     def __post_init__(self) -> None:
         if self.data is not None:
-            object.__setattr__(self, "name", OWN_DATA)  # they are nobody's scenario, nor have its rates
+            object.__setattr__(self, "name", OWN_DATA)  # they have neither the name nor the rates of a scenario
 
     @property
     def preset_name(self) -> str:
@@ -58,24 +59,12 @@ class ScenarioConfig:
         return self.name if self.data is None else ""
 
 
-def check_seed(seed: int) -> None:
-    """Refuse a negative seed."""
-    if seed < 0:
-        raise CoterieError(f"A seed must be at least 0, not {seed}.")
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """One run."""
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(RunOptions):
+    """One run: its options, and what is learnt by which method on whose data."""
 
     method: str
-    rounds: int = 20
-    seed: int = 0
     model: str = ""
-    dtype: Literal["float32", "float64"] = "float32"
-    evaluate_every: int = 1
-    evaluate_clients: int = 1000
-    checkpoint_seconds: float = 10.0
     track: tuple[str, ...] = ()
     scenario: ScenarioConfig = field(default_factory=ScenarioConfig)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -83,17 +72,18 @@ class RunConfig:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise CoterieError(f"rounds must be at least 1, not {self.rounds}.")
-        if self.evaluate_every < 1 or self.evaluate_clients < 1:
-            raise CoterieError("evaluate_every and evaluate_clients must be at least 1.")
-        check_seed(self.seed)
+        super().__post_init__()
         chosen_method(self.method)
 
     @property
     def label(self) -> str:
         """The method's own name, also where it is named by a file; results and folders are called by it."""
         return chosen_method(self.method).name
+
+    @property
+    def subject(self) -> str:
+        """What the run is about, for its report: the scenario, or the path of the user's data."""
+        return self.scenario.name if self.scenario.data is None else self.scenario.data
 
     def build_method(self, defaults: Mapping[str, Any]) -> Method:
         """The method with its settings; `defaults` (the scenario's training) give way to what the user set.

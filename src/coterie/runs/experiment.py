@@ -1,38 +1,28 @@
-"""From a configuration to a run: whose data, which model, which method, then `run`."""
+"""From a configuration to a run: whose data, which model, which method, then `simulate`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from coterie.core import user_code
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.samples import Population
-from coterie.core.task import DRAWING, Task
+from coterie.core.samples import ClientId, Population
+from coterie.core.task import Task
 from coterie.data import SCENARIOS, Drift, build, from_path
+from coterie.data.own import from_file
+from coterie.data.population import unseen_ids
 from coterie.methods.p2p.simulation import in_simulator
-from coterie.models import build_model
-from coterie.report.sinks import Sink, open_sink
-from coterie.runs.config import (
-    RunConfig,
-    ScenarioConfig,
-    from_tables,
-    read_tables,
-)
-from coterie.runs.folder import finished, holds_comparison
-from coterie.runs.kind import Kind, check_kind
-from coterie.runs.loop import WatchesClients
-from coterie.runs.run import Result, View, run
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+from coterie.models.named import builder_named
+from coterie.runs.config import RunConfig, ScenarioConfig, from_tables, read_tables
+from coterie.runs.folder import RunKind, check_kind, finished, holds_comparison
+from coterie.runs.result import Result
+from coterie.runs.simulate import simulate
+from coterie.runs.view import View, Views
 
 
 def population_of(scenario: ScenarioConfig, seed: int) -> Population:
@@ -71,30 +61,25 @@ _SHAPING = {
 }
 
 
+def client_data(path: Path, name: ClientId) -> Population:
+    """A client's own data: an .npz file; or, for trials, a run's TOML file, of whose scenario it is client `name`."""
+    if path.suffix != ".toml":
+        return from_file(path, name)
+    config = from_tables(read_tables(path))
+    population = population_of(config.scenario, config.seed)
+    known = [*population.ids, *unseen_ids(population)]
+    if name not in known:
+        few = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+        raise CoterieError(f"The scenario of {path} has no client {name!r}; choose a --name among {few}.")
+    return population
+
+
 def builder_of(config: RunConfig, population: Population) -> Callable[[], nn.Module]:
     """The function that builds the model: a name of the registry, or `file.py:function` / `package.module:function`."""
     name = config.model or (SCENARIOS[config.scenario.name].model if config.scenario.data is None else "")
     if not name:
         raise CoterieError("Your own data need a model: --model NAME, or --model file.py:function for your own.")
     return builder_named(name, tuple(population.shape), population.classes)
-
-
-def builder_named(name: str, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
-    """The function that builds the model of that name for inputs of that shape."""
-    if name.endswith(".py"):
-        raise CoterieError(f"{name} is a file; name the function in it that builds the model too: {name}:FUNCTION.")
-    if ":" not in name:
-        with DRAWING:
-            build_model(name, shape, classes)  # a bad name or shape is said now, not in the first round
-        return lambda: build_model(name, shape, classes)
-    made = user_code.load(name, "model")
-
-    def build_own() -> nn.Module:
-        return user_code.build(made, name)
-
-    with DRAWING:
-        build_own()  # likewise
-    return build_own
 
 
 def defaults_of(config: RunConfig) -> dict[str, Any]:
@@ -104,60 +89,24 @@ def defaults_of(config: RunConfig) -> dict[str, Any]:
     return dict(SCENARIOS[config.scenario.name].training) if config.scenario.data is None else {}
 
 
-@dataclass(frozen=True)
-class _Tracked:
-    """A view that passes every round on to trackers as well."""
-
-    view: View | None
-    sinks: tuple[Sink, ...]
-
-    def update(self, row: Mapping[str, Any]) -> None:
-        for sink in self.sinks:
-            sink.round(row)
-        if self.view is not None:
-            self.view.update(row)
-
-    def note(self, text: str) -> None:
-        if self.view is not None:
-            self.view.note(text)
-
-    def progress(self, what: str, done: int, asked: int) -> None:
-        if isinstance(self.view, WatchesClients):
-            self.view.progress(what, done, asked)
-
-
 def execute(config: RunConfig, out: Path | None, *, view: View | None = None, resume: bool = False) -> Result:
-    """Run a configuration, with the trackers it names."""
-    sinks = tuple(open_sink(name, out or Path()) for name in config.track)
-    for sink in sinks:
-        sink.start(tomllib.loads(config.to_toml()))
-    result = _execute(config, out, _Tracked(view, sinks) if sinks else view, resume)
-    for sink in sinks:
-        sink.end(json.loads(result.to_json()))
-    return result
-
-
-def _execute(config: RunConfig, out: Path | None, view: View | None, resume: bool) -> Result:
+    """Run a configuration in the simulator."""
+    views = Views(view)
+    views.started(tomllib.loads(config.to_toml()))
     if config.scenario.data is None and config.scenario.name not in SCENARIOS:
         build(config.scenario.name, seed=config.seed)  # refuses the name
     population = population_of(config.scenario, config.seed)
-    method = config.build_method(defaults_of(config))
-    return run(
-        method,
+    return simulate(
+        config.build_method(defaults_of(config)),
         population,
         builder_of(config, population),
-        rounds=config.rounds,
-        seed=config.seed,
+        config,
         out=out,
-        dtype=_DTYPES[config.dtype],
         faults=config.faults,
         engine=config.engine,
-        view=view,
-        scenario=config.scenario.name if config.scenario.data is None else config.scenario.data,
+        view=views,
+        scenario=config.subject,
         config=config.to_toml(),
-        evaluate_every=config.evaluate_every,
-        evaluate_clients=config.evaluate_clients,
-        checkpoint_seconds=config.checkpoint_seconds,
         resume=resume,
     )
 
@@ -174,7 +123,7 @@ def check(configs: Sequence[RunConfig]) -> None:
                 f"{config.method} needs the true groups of the clients, which are not known here; "
                 f"leave {config.method} out."
             )
-        in_simulator(method).task(Task.of(builder_of(config, population), population, dtype=_DTYPES[config.dtype]))
+        in_simulator(method).task(Task.of(builder_of(config, population), population, dtype=config.torch_dtype))
 
 
 def config_of(folder: Path) -> RunConfig:
@@ -191,5 +140,5 @@ def resume(folder: Path, *, view: View | None = None) -> Result:
     config = config_of(folder)
     if (folder / "result.json").is_file():
         raise finished(folder)
-    check_kind(folder, Kind.SIMULATION)  # before any tracker begins
+    check_kind(folder, RunKind.SIMULATION)  # before any tracker begins
     return execute(config, folder, view=view, resume=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from coterie.core.errors import NothingLearnt
 from coterie.core.federation import Failure, Tally
-from coterie.runs.judge import Judgement
+from coterie.runs.evaluation import Evaluation
 
 _SMALLER = "try a smaller lr, or bring the inputs to values of about -1 to 1"
 _REMEDIES = {
@@ -56,23 +56,23 @@ class Health:
             self.lost[failure.kind] = self.lost.get(failure.kind, 0) + 1
             self.reasons.setdefault(failure.kind, failure.reason)
 
-    def judged(
-        self, number: int, rounds: int, judged: Judgement, rate: float, guess: float | None, majority: float | None
+    def evaluated(
+        self, number: int, rounds: int, found: Evaluation, rate: float, guess: float | None, majority: float | None
     ) -> list[str]:
         """After an evaluation: what to say about the losses and the accuracy.
 
         `guess` is the loss of knowing nothing, `majority` the accuracy of always answering the most frequent class.
         """
         return [
-            *self._losses(number, judged.losses, rate, guess),
-            *self._accuracy(number, rounds, judged.known, rate, majority),
+            *self._losses(number, found.losses, rate, guess),
+            *self._accuracy(number, rounds, found.known, rate, majority),
         ]
 
     def _losses(self, number: int, losses: list[float], rate: float, guess: float | None) -> list[str]:
         if not losses:
             return []
         broken = sum(not math.isfinite(loss) for loss in losses)
-        # the median: one client that fits badly is no divergence
+        # the median: one client that fits badly does not mean divergence
         middle = sorted(loss if math.isfinite(loss) else math.inf for loss in losses)[len(losses) // 2]
         lowest = self.lowest
         self.lowest = middle if lowest is None else min(lowest, middle)
@@ -108,7 +108,7 @@ class Health:
         if self.valid or not self.asked:
             return
         kind = max(self.lost, key=lambda each: self.lost[each], default="lost")
-        reason = self.reasons.get(kind, "nobody answered")
+        reason = self.reasons.get(kind, "no client answered")
         raise NothingLearnt(
             f"{method}: nothing was learnt, for no reply counted in any of the {rounds} rounds; "
             f"{self.lost.get(kind, 0)} were {kind} ({reason}): {_REMEDIES.get(kind, _OTHERWISE)}."

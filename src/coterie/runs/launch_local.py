@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.interrupts import pause
 from coterie.core.samples import ClientId
@@ -21,14 +19,13 @@ from coterie.deploy.zenoh.peer import Pace, PeerState
 from coterie.methods.p2p.base import PeerMethod
 from coterie.methods.p2p.communities import communities
 from coterie.methods.p2p.network_state import edges_of
-from coterie.report.html import write_run_report
-from coterie.runs.agreement import subject_of
 from coterie.runs.config import RunConfig, from_tables, read_tables
 from coterie.runs.experiment import defaults_of, population_of
-from coterie.runs.folder import METRICS, RunFolder, read_metrics
-from coterie.runs.kind import Kind
-from coterie.runs.loop import Result
+from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.peer import PeerOptions, peer_method
+from coterie.runs.records import METRICS, RESULT_FILE, read_metrics
+from coterie.runs.result import Result
+from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.2
 _SEEDS = 2
@@ -45,9 +42,9 @@ def run_local(
     free: bool,
     tls: bool,
     seconds: float = 10.0,
-    note: Callable[[str], None] = lambda _: None,
-) -> Table:
-    """Start the peers, wait for them all, put their folders together; returned is a table of how each has done."""
+    view: View | None = None,
+) -> Result:
+    """Start the peers, wait for them all, and put their folders together; `peer_results` reads those one by one."""
     config = from_tables(read_tables(config_file))
     known = list(population_of(config.scenario, config.seed).ids)
     if not 2 <= number <= len(known):
@@ -57,19 +54,19 @@ def run_local(
     for index in range(number):
         check_free("127.0.0.1", port + index, "--port")
     names = [check_name(name, "The client") for name in known[:number]]
-    folder = RunFolder.create(out, config.to_toml(), Kind.NETWORK)
+    folder, views = RunFolder.create(out, config.to_toml(), RunKind.NETWORK), Views(view)
     with _starting(folder, names):
-        _run(config, config_file, names, out, port, free=free, tls=tls, seconds=seconds, note=note)
-    return together(config, folder, names)
+        _run(config, config_file, names, out, port, free=free, tls=tls, seconds=seconds, note=views.note)
+    return together(config, folder, names, views)
 
 
 @contextmanager
 def _starting(folder: RunFolder, names: Sequence[ClientId]) -> Iterator[None]:
-    """Nothing goes on with a network, so one that ends before its first round makes room for another try."""
+    """Nothing goes on with a network, so one that ends before its first round is removed, for another try."""
     try:
         yield
     except BaseException:
-        if not any(_metrics(folder.path / "peers" / name) for name in names):
+        if not any(read_metrics(folder.path / "peers" / name) for name in names):
             folder.discard()
         raise
 
@@ -126,7 +123,7 @@ def _await(
     said, alive, every = 0, True, max(1, config.rounds // _LINES)
     while alive:
         alive = any(process.poll() is None for process in running.values())  # then one more look: the last round counts
-        rounds = [len(_metrics(out / "peers" / name)) for name in running]
+        rounds = [len(read_metrics(out / "peers" / name)) for name in running]
         if min(rounds) // every > said // every or min(rounds) == config.rounds > said:
             said = min(rounds)
             note(f"all peers have finished round {said} of {config.rounds}")
@@ -140,22 +137,28 @@ def _await(
         note(f"{name} did not come to the end; see {out}/peer-{name}.log")
 
 
-def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId]) -> Table:
-    """The report of a whole network, from the folders of its peers."""
-    ended = [name for name in names if (folder.path / "peers" / name / "result.json").is_file()]
-    results = {n: json.loads((folder.path / "peers" / n / "result.json").read_text()) for n in ended}
+def peer_results(out: Path, names: Sequence[ClientId]) -> dict[ClientId, dict[str, Any]]:
+    """The result of every peer that has come to the end."""
+    files = {name: out / "peers" / name / RESULT_FILE for name in names}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+
+
+def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId], view: Views) -> Result:
+    """The result of a whole network, from the folders of its peers."""
+    results = peer_results(folder.path, names)
+    ended = list(results)
     accuracy = {name: result["per_client_accuracy"][0] for name, result in results.items()}
     known = [value for value in accuracy.values() if value is not None]
     clusters = _communities(config, folder.path, ended)
-    rows = [_metrics(folder.path / "peers" / name) for name in ended]
-    folder.event("start", method=config.method, scenario=subject_of(config), rounds=config.rounds, seed=config.seed)
+    rows = [read_metrics(folder.path / "peers" / name) for name in ended]
+    folder.log_event("start", method=config.method, scenario=config.subject, rounds=config.rounds, seed=config.seed)
     for moment in zip(*rows, strict=False):
         row = _mean_row(moment)
-        folder.event("round", **row, log={})
-        folder.metrics(row)
+        folder.log_event("round", **row, log={})
+        folder.log_metrics(row)
     result = Result(
         method=config.method,
-        scenario=subject_of(config),
+        scenario=config.subject,
         seed=config.seed,
         rounds=config.rounds,
         clients=len(names),
@@ -171,36 +174,25 @@ def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId]) ->
         per_client_accuracy=[accuracy[name] for name in ended],
         engine="peers over zenoh",
     )
-    folder.event("end", accuracy=result.accuracy, seconds=result.seconds)
-    folder.write("result.json", result.to_json().encode())
-    write_run_report(folder.path)
-    table = Table(title=f"{config.method} between {len(ended)} peers")
-    for column in ("peer", "accuracy", "community", "sent", "received", "failures"):
-        table.add_column(column, justify="left" if column == "peer" else "right")
-    for index, (name, one) in enumerate(results.items()):
-        group = "" if clusters is None else str(clusters[index])
-        share = "" if accuracy[name] is None else f"{100 * accuracy[name]:.1f} %"
-        table.add_row(name, share, group, f"{one['bytes_up']:,}", f"{one['bytes_down']:,}", str(one["failures"]))
-    return table
+    folder.log_event("end", accuracy=result.accuracy, seconds=result.seconds)
+    folder.write(RESULT_FILE, result.to_json().encode())
+    view.finished(result, folder.path)
+    return result
 
 
 def _communities(config: RunConfig, path: Path, names: Sequence[ClientId]) -> list[int] | None:
-    """Who takes whom for its like, seen from outside."""
+    """Groups of peers that have chosen each other as neighbours."""
     method = config.build_method(defaults_of(config))
     if not isinstance(method, PeerMethod) or not method.finds_groups:
         return None
     lists = []
     for name in names:
-        _, state, _ = RunFolder(path / "peers" / name).load(method.name, PeerState)
+        _, state, _ = RunFolder(path / "peers" / name).checkpoint.load(method.name, PeerState)
         lists.append(method.neighbours(method.unpack_node(state.node))[0])
     from torch.nn.utils.rnn import pad_sequence
 
     rows = pad_sequence(lists, batch_first=True, padding_value=-1)
     return [int(label) for label in communities(*edges_of(names, rows), len(names))]
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    return read_metrics(path) if (path / "metrics.csv").is_file() else []
 
 
 def _mean_row(moment: Sequence[dict[str, Any]]) -> dict[str, Any]:

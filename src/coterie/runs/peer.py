@@ -1,4 +1,4 @@
-"""A peer's run from its configuration to its report; and a whole network of them on one machine."""
+"""A peer's run from its configuration to its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coterie.core.interrupts import pause
 from coterie.core.samples import ClientId
 from coterie.data.scenarios import SCENARIOS
 from coterie.deploy.boundary import check_name, checked
-from coterie.deploy.client import Device, client_data
+from coterie.deploy.client import Device
 from coterie.deploy.protocol import Agreement, Hello, to_text
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
@@ -26,18 +26,13 @@ from coterie.runs.agreement import (
     agree,
     model_of,
     odd_ones,
-    subject_of,
 )
 from coterie.runs.config import RunConfig
-from coterie.runs.experiment import defaults_of
-from coterie.runs.folder import RunFolder
-from coterie.runs.kind import Kind
-from coterie.runs.loop import (
-    Nobody,
-    Result,
-    View,
-    run_with,
-)
+from coterie.runs.experiment import client_data, defaults_of
+from coterie.runs.folder import RunFolder, RunKind
+from coterie.runs.loop import RoundLoop
+from coterie.runs.result import Result
+from coterie.runs.view import View, Views
 from coterie.simulation.faults import Faults
 
 _LOOK_SECONDS = 0.05
@@ -67,8 +62,8 @@ def run_peer(
     *,
     view: View | None = None,
 ) -> Result:
-    """Be one peer of a network until its rounds are over; a folder that is there already is gone on with."""
-    watcher = view or Nobody()
+    """Be one peer of a network until its rounds are over; a run that its folder already holds goes on."""
+    watcher = Views(view)
     check_name(name, "--name")
     wanted = peer_method(config)
     population = client_data(data, name)
@@ -76,7 +71,7 @@ def run_peer(
     resume = (out / "config.toml").is_file()
     if (out / "result.json").is_file():
         raise CoterieError(f"The run in {out} is finished; choose another --out.")
-    folder = RunFolder.reopen(out, Kind.PEER) if resume else RunFolder.create(out, config.to_toml(), Kind.PEER)
+    folder = RunFolder.reopen(out, RunKind.PEER) if resume else RunFolder.create(out, config.to_toml(), RunKind.PEER)
     network = network_of(config)
     with (
         folder.starting(resume),
@@ -98,17 +93,8 @@ def run_peer(
             last=config.rounds - 1,
             note=watcher.note,
         )
-        return run_with(
-            fed,
-            Deployed(wanted, connection, pace=options.pace, note=watcher.note),
-            folder,
-            rounds=config.rounds,
-            view=watcher,
-            scenario=subject_of(config),
-            evaluate_every=config.evaluate_every,
-            checkpoint_seconds=config.checkpoint_seconds,
-            resume=resume,
-        )
+        method = Deployed(wanted, connection, pace=options.pace, note=watcher.note)
+        return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
 
 
 def network_of(config: RunConfig) -> str:
@@ -184,7 +170,7 @@ def _told(
 
 
 def _linger(connection: PeerConnection, rounds: int, pace: Pace) -> None:
-    """Stay to answer those who are still at it, but not for ever."""
+    """Stay to answer peers that have not finished, as long as they make progress."""
     connection.announce(rounds)
     last, moved = dict[ClientId, int](), time.monotonic()
     while time.monotonic() - moved < pace.seconds:

@@ -31,23 +31,14 @@ from coterie.runs.agreement import (
     agree,
     model_of,
     odd_ones,
-    subject_of,
 )
+from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import defaults_of
-from coterie.runs.folder import (
-    RunFolder,
-    finished,
-    sealed,
-    unsealed,
-)
-from coterie.runs.kind import Kind, check_kind
-from coterie.runs.loop import (
-    Nobody,
-    Result,
-    View,
-    run_with,
-)
+from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
+from coterie.runs.loop import RoundLoop
+from coterie.runs.result import Result
+from coterie.runs.view import View, Views
 from coterie.simulation.faults import Faults
 
 DEPLOYMENT = "deployment.json"
@@ -91,7 +82,7 @@ def serve(
         check_port(port)
         if not resume:  # the SuperLink of a server that was killed takes a moment to go
             check_free(host, port, "--port or --host")
-    watcher = view or Nobody()
+    watcher = Views(view)
     folder = _opened(config, out, resume)
     with folder.starting(resume):
         if superlink is not None:
@@ -135,16 +126,17 @@ def _served(
         return result
 
 
-def run_on_grid(config: RunConfig, grid: Grid, options: ServeOptions, out: Path | None) -> Result:
+def run_on_grid(config: RunConfig, grid: Grid, options: ServeOptions, path: Path, view: View | None = None) -> Result:
     """The same inside Flower's own server process, for `flwr run`."""
     _check(config)
-    path = out or Path("runs") / f"{config.method}-flower-seed{config.seed}"
     resume = (path / DEPLOYMENT).is_file()
     if resume:
         _check_resumable(path)
     folder = _opened(config, path, resume)
     with folder.starting(resume):
-        return conduct(config, folder, FlowerTransport(grid, seconds=options.seconds), options, resume=resume)
+        return conduct(
+            config, folder, FlowerTransport(grid, seconds=options.seconds), options, view=view, resume=resume
+        )
 
 
 def conduct(
@@ -157,7 +149,7 @@ def conduct(
     resume: bool = False,
 ) -> Result:
     """Agree with the clients on what is learnt, then run the rounds."""
-    watcher = view or Nobody()
+    watcher = Views(view)
     file = folder.path / DEPLOYMENT
     if file.is_file():
         agreement, known, inputs = _read(file)
@@ -180,18 +172,7 @@ def conduct(
         note=watcher.note,
         on_saved=lambda _, clients: _write(folder, agreement, clients, inputs),
     )
-    return run_with(
-        fed,
-        method,
-        folder,
-        rounds=config.rounds,
-        view=watcher,
-        scenario=subject_of(config),
-        evaluate_every=config.evaluate_every,
-        evaluate_clients=config.evaluate_clients,
-        checkpoint_seconds=config.checkpoint_seconds,
-        resume=resume,
-    )
+    return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
 
 
 def _check(config: RunConfig) -> None:
@@ -209,13 +190,13 @@ def _check_resumable(path: Path) -> None:
         raise finished(path)
     if not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
         raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
-    check_kind(path, Kind.SERVED)
+    check_kind(path, RunKind.SERVED)
 
 
 def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
     if not resume:
-        return RunFolder.create(path, config.to_toml(), Kind.SERVED)
-    folder = RunFolder(path, Kind.SERVED)
+        return RunFolder.create(path, config.to_toml(), RunKind.SERVED)
+    folder = RunFolder(path, RunKind.SERVED)
     folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
     return folder
 
@@ -244,7 +225,7 @@ class _Fitting:
         self._said: set[str] = set()
 
     def __call__(self, there: Hellos) -> dict[ClientId, Hello]:
-        """All but the odd ones; nobody as long as it is not clear which they are."""
+        """All but the odd ones; none as long as it is not clear which they are."""
         try:
             odd = odd_ones(self._config, there) if there else {}
         except NoMajority as error:

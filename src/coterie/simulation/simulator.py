@@ -291,7 +291,7 @@ class Simulator(Engine):
         return Replies(tuple(ids[position] for position in good), value, failed)
 
     def note(self, text: str) -> None:
-        """Tell whoever watches the run."""
+        """Tell those who follow the run."""
         self._note(text)
 
     @property

@@ -125,7 +125,7 @@ class ProcessWorkers:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, for whoever wants to look at (or kill) a worker."""
+        """The process ids of the workers, to look at (or kill) one."""
         return [worker.process.pid or 0 for worker in self._crew]
 
     def _start(self, arenas: _Arenas) -> _Process:

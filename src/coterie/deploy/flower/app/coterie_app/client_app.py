@@ -8,14 +8,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from coterie.deploy.boundary import place
-from coterie.deploy.client import Device, client_data
-from coterie.deploy.consent import (
-    MOST_QUESTIONS,
-    Consent,
-    own_secret,
-    refused_words,
-)
+from coterie.deploy.client import Device
+from coterie.deploy.consent import MOST_QUESTIONS, Consent, own_secret, refused_words
 from coterie.deploy.flower.transport import answer
+from coterie.runs.experiment import client_data
 
 
 class DeviceApp(ClientApp):

@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.report.observers import ReportWriter
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.serve import ServeOptions, run_on_grid
 
@@ -21,5 +22,6 @@ def main(grid: Grid, context: Context) -> None:
     options = ServeOptions(
         clients=int(given["clients"]), seconds=float(given["seconds"]), patience=float(given["patience"])
     )
-    out = Path(str(given["out"])) if given["out"] else None
-    run_on_grid(from_tables(read_tables(path)), grid, options, out)
+    settings = from_tables(read_tables(path))
+    out = Path(str(given["out"] or f"runs/{settings.method}-flower-seed{settings.seed}"))
+    run_on_grid(settings, grid, options, out, ReportWriter())

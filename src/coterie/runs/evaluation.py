@@ -1,4 +1,4 @@
-"""Judging the state of a method: every client with the model it would use now, on its own test part."""
+"""Evaluating the state of a method: every client with the model it would use now, on its own test part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.methods.base import RoundMethod
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """One evaluation of all (or a fixed sample of) clients."""
 
     ids: tuple[ClientId, ...]
@@ -51,26 +51,28 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Evaluator:
     """Asks the clients how their models do."""
 
     method: RoundMethod[Any]
     fed: Engine
     clients: int
-    """With more clients than these a sample of them is judged, the same in every round."""
+    """With more clients than these a sample of them is evaluated, the same in every round."""
 
-    def __call__(self, state: Any) -> Judgement:
-        """An evaluation now."""
+    def evaluate(self, state: Any) -> Evaluation:
+        """How the clients' models do in this state."""
         attackers = self.fed.attackers if isinstance(self.fed, HasAttackers) else ()
         honest = [client for client in self.fed.ids if client not in attackers]
         replies = self.method.assess(state, self.fed, self._some(honest))
         if replies.value is None:
-            why = next((f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "nobody is there")
+            why = next(
+                (f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "no client is there"
+            )
             raise NothingLearnt(f"{self.method.name}: no client could judge its model ({why}); try a smaller lr.")
         value = replies.value
         tested = value.count > 0
         finite = value.loss[tested & value.loss.isfinite()]
-        # a deployed peer judges alone and goes on: that its model is lost says nothing about those of the others
+        # a deployed peer evaluates alone and goes on: that its model is lost says nothing about those of the others
         if bool(tested.any()) and not len(finite) and self.fed.registered > 1:
             raise NothingLearnt(f"{self.method.name}: every client's loss is NaN or infinite; try a smaller lr.")
         share = (value.correct / value.count.clamp_min(1)).tolist()
@@ -82,10 +84,10 @@ class Judge:
         unseen, unseen_samples = self._unseen(state)
         loss = float(finite.mean()) if len(finite) else None
         losses = value.loss[tested].tolist()
-        return Judgement(replies.ids, accuracy, losses, loss, clusters, truth, unseen, unseen_samples)
+        return Evaluation(replies.ids, accuracy, losses, loss, clusters, truth, unseen, unseen_samples)
 
     def _some(self, ids: Sequence[ClientId]) -> Sequence[ClientId]:
-        """Those to judge: all, or a sample that is the same in every round."""
+        """Those to evaluate: all, or a sample that is the same in every round."""
         if len(ids) <= self.clients:
             return ids
         drawn = rng(self.fed.seed, "evaluated clients").choice(len(ids), self.clients, replace=False)

@@ -1,0 +1,66 @@
+"""`coterie.run`: a run in the simulator, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from coterie.core.samples import Population
+from coterie.core.task import LossFn, LossName
+from coterie.methods import Method
+from coterie.methods.base import RoundMethod
+from coterie.report.observers import ReportWriter
+from coterie.runs.options import RunOptions
+from coterie.runs.result import Result
+from coterie.runs.simulate import simulate
+from coterie.runs.view import View, Views
+from coterie.simulation.faults import Faults
+from coterie.simulation.simulator import EngineOptions
+
+
+def run(
+    method: Method | RoundMethod[Any] | str,
+    population: Population,
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    rounds: int = 20,
+    seed: int = 0,
+    out: Path | str | None = None,
+    loss: LossName | LossFn = "cross_entropy",
+    dtype: torch.dtype = torch.float32,
+    faults: Faults | None = None,
+    engine: EngineOptions | None = None,
+    view: View | None = None,
+    scenario: str = "own data",
+    config: str | None = None,
+    evaluate_every: int = 1,
+    evaluate_clients: int = 1000,
+    checkpoint_seconds: float = 10.0,
+    resume: bool = False,
+) -> Result:
+    """Run a method on a population in the simulator.
+
+    `method` is a ready one (`coterie.method("ifca", k=3)`) or the name of one, which then has its own defaults.
+    With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
+    same state, bit for bit, as a run that was never interrupted.
+    """
+    return simulate(
+        method,
+        population,
+        model,
+        RunOptions(
+            rounds, seed, str(dtype).removeprefix("torch."), evaluate_every, evaluate_clients, checkpoint_seconds
+        ),
+        out=None if out is None else Path(out),
+        loss=loss,
+        faults=faults,
+        engine=engine,
+        view=Views(view, ReportWriter()),
+        scenario=scenario,
+        config=config,
+        resume=resume,
+    )

@@ -1,0 +1,212 @@
+"""The checkpoint of a run: the method's state, the clients' memories, and the one file that names them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from coterie.core import wire
+from coterie.core.cohort import Memory
+from coterie.core.errors import UNREADABLE, CoterieError
+from coterie.core.files import writing
+from coterie.core.samples import ClientId
+from coterie.core.settings import differing
+from coterie.core.terminal import brief, shortly
+from coterie.runs.health import Health
+from coterie.runs.records import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
+
+_LATEST = "checkpoint/latest.json"
+_SEAL = "digest"
+_FREE = {"rounds", "checkpoint_seconds", "track", "engine.workers", "engine.lanes", "scenario.root"}
+"""Settings that may differ when a run is resumed: they do not change what any of its rounds computes."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint holds beside the method's state: where the run is and what it has cost."""
+
+    method: str
+    next_round: int
+    seconds: float
+    failures: int
+    down: dict[str, int]
+    up: dict[str, int]
+    events: int
+    metrics: int
+    state: str
+    memory: dict[str, str]
+    config: str
+    health: Health
+
+
+class _Folder(Protocol):
+    """What a checkpoint needs of the folder that it is in."""
+
+    path: Path
+
+    @property
+    def config(self) -> str:
+        """The text of config.toml."""
+
+    @property
+    def go_on(self) -> str:
+        """How to go on with the run."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file as a whole."""
+
+
+class Checkpoint:
+    """Saves a run so that it can be resumed, and reads what was saved."""
+
+    def __init__(self, folder: _Folder) -> None:
+        self._folder = folder
+        self._memory: dict[ClientId, str] = {}
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is anything to go on from."""
+        return (self._folder.path / _LATEST).is_file()
+
+    def save(
+        self,
+        *,
+        method: str,
+        state: object,
+        next_round: int,
+        seconds: float,
+        failures: int,
+        health: Health,
+        ledger: tuple[Mapping[str, int], Mapping[str, int]],
+        memory: Mapping[ClientId, Memory],
+        touched: Sequence[ClientId],
+    ) -> None:
+        """Write the new files first, then the one file that names them; then remove the old files."""
+        name = self._put("checkpoint", f"state-{next_round:06d}", wire.encode(state))
+        for client in touched:
+            whose = f"{quote(client, safe='')}-{next_round:06d}"
+            self._memory[client] = self._put("checkpoint/memory", whose, wire.encode(memory[client]))
+        progress = Progress(
+            method=method,
+            next_round=next_round,
+            seconds=seconds,
+            failures=failures,
+            down=dict(ledger[0]),
+            up=dict(ledger[1]),
+            events=(self._folder.path / EVENTS_FILE).stat().st_size,
+            metrics=(self._folder.path / METRICS_FILE).stat().st_size,
+            state=name,
+            memory=dict(self._memory),
+            config=self._folder.config,
+            health=health,
+        )
+        self._folder.write(_LATEST, sealed(asdict(progress)))
+        self._remove_old(progress)
+
+    def load(
+        self, method: str, kind: type[Any], rounds: int | None = None
+    ) -> tuple[Progress, Any, dict[ClientId, Memory]]:
+        """Read what was saved, and cut the logs back to where they were then.
+
+        A checkpoint that was made with other settings, or is beyond the `rounds` wanted, is refused.
+        """
+        path = self._folder.path / _LATEST
+        try:
+            # checkpoints were once made without these; their replies are not known, so they do not fail the run
+            unmarked = {"config": "", "health": asdict(Health(valid=1))}
+            progress = wire.unpack(Progress, {**unmarked, **unsealed(path.read_bytes())}, {})
+            if progress.method != method:
+                raise CoterieError(
+                    f"The checkpoint in {self._folder.path} is of {shortly(progress.method)}, not of {method}; "
+                    f"run {method} with another --out."
+                )
+            self._check_settings(progress, rounds)
+            state = self._get("checkpoint", progress.state, kind)
+            memory = {client: self._get("checkpoint/memory", name, Memory) for client, name in progress.memory.items()}
+        except (OSError, wire.WireError, *UNREADABLE) as error:
+            raise CoterieError(
+                f"The checkpoint in {path.parent} cannot be read ({brief(str(error))}); "
+                "restore it, or start with another --out."
+            ) from error
+        self._cut(EVENTS_FILE, progress.events)
+        self._cut(METRICS_FILE, progress.metrics)
+        self._memory = dict(progress.memory)
+        return progress, state, memory
+
+    def _check_settings(self, progress: Progress, rounds: int | None) -> None:
+        folder = self._folder
+        changed = changed_settings(progress.config, folder.config) if progress.config else []
+        if changed:
+            raise CoterieError(
+                f"{folder.path / CONFIG_FILE} has been changed since the checkpoint was made "
+                f"({', '.join(changed)}); put it back as it was, or start a new run with another --out."
+            )
+        if rounds is not None and rounds < progress.next_round:
+            raise CoterieError(
+                f"{rounds} rounds are wanted but the run in {folder.path} has reached round {progress.next_round}; "
+                "set rounds to at least that."
+            )
+
+    def _cut(self, name: str, size: int) -> None:
+        """Shorten a log to what it was when the checkpoint was made."""
+        log = self._folder.path / name
+        if not log.is_file() or log.stat().st_size < size:
+            raise CoterieError(f"{log} is shorter than its checkpoint says; start again with another --out.")
+        with writing(log, self._folder.go_on):
+            os.truncate(log, size)
+
+    def _put(self, where: str, what: str, data: bytes) -> str:
+        """Write a file whose name ends in a digest of its content, so that a damaged one is found out."""
+        name = f"{what}-{_digest(data)}.safetensors"
+        self._folder.write(f"{where}/{name}", data)
+        return name
+
+    def _get(self, where: str, name: str, kind: type[Any]) -> Any:
+        data = (self._folder.path / where / name).read_bytes()
+        if not name.endswith(f"-{_digest(data)}.safetensors"):
+            raise wire.WireError(f"{name} is damaged")
+        return wire.decode(data, kind, header_limit=wire.OWN_HEADER_LIMIT)
+
+    def _remove_old(self, progress: Progress) -> None:
+        keep = {progress.state, "latest.json", *progress.memory.values()}
+        for file in (self._folder.path / "checkpoint").rglob("*"):
+            if file.is_file() and file.name not in keep:
+                file.unlink(missing_ok=True)
+
+
+def changed_settings(old: str, new: str) -> list[str]:
+    """Settings in which two config.toml differ, of those that a resumed run must keep."""
+    return sorted(differing(old, new) - _FREE)
+
+
+def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A JSON file that a run goes on from, with a digest of all that it says.
+
+    The checkpoint's other files have their digests in their names, which stand in it: so one digest covers them all.
+    """
+    return json.dumps({**content, _SEAL: _seal(content)}, indent=indent).encode()
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """The content of a sealed file, if it is what was written. Files without a digest, as once written, are read."""
+    content = json.loads(data)
+    if not isinstance(content, dict):
+        raise wire.WireError("it is damaged")
+    seal = content.pop(_SEAL, None)
+    if seal is not None and seal != _seal(content):
+        raise wire.WireError("it is damaged")
+    return content
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return _digest(json.dumps(content, sort_keys=True).encode())
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()

@@ -1,0 +1,43 @@
+"""The options of every run, wherever its clients are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from coterie.core.errors import CoterieError
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How long a run lasts, its seed, and how often it is evaluated and saved; named as in config.toml."""
+
+    rounds: int = 20
+    seed: int = 0
+    dtype: str = "float32"
+    evaluate_every: int = 1
+    """Every so many rounds, and after the last."""
+    evaluate_clients: int = 1000
+    """With more clients than these a sample of them is evaluated, the same in every round."""
+    checkpoint_seconds: float = 10.0
+    """At least so much time is between two checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise CoterieError(f"rounds must be at least 1, not {self.rounds}.")
+        if self.evaluate_every < 1 or self.evaluate_clients < 1:
+            raise CoterieError("evaluate_every and evaluate_clients must be at least 1.")
+        check_seed(self.seed)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of the model's numbers."""
+        kind: torch.dtype = getattr(torch, self.dtype)
+        return kind
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a negative seed."""
+    if seed < 0:
+        raise CoterieError(f"A seed must be at least 0, not {seed}.")

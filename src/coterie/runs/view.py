@@ -1,0 +1,82 @@
+"""Who follows a run: the live table, trackers, the writer of the report, or a user's own object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from coterie.runs.result import Result
+
+
+class View(Protocol):
+    """What follows a run. It may have the other methods of `SilentView` too."""
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """A round has ended."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line has happened."""
+
+
+class SilentView:
+    """A view that shows nothing; a subclass overrides what it shows."""
+
+    def started(self, config: Mapping[str, Any]) -> None:
+        """A configured run begins, with the tables of its config.toml."""
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """A round has ended; the row has the columns of metrics.csv, the number of rounds and the method's log."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line has happened."""
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        """So many of the clients that were asked are done with their training or evaluation."""
+
+    def finished(self, result: Result, folder: Path | None) -> None:
+        """The run has ended, and its folder is complete but for the report."""
+
+
+class NotesOnly(SilentView):
+    """Passes on notes, and nothing else."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        self._note(text)
+
+
+class Views(SilentView):
+    """Several views as one, told in this order; without any it is silent."""
+
+    def __init__(self, *views: View | None) -> None:
+        self._views = [view for view in views if view is not None]
+
+    def _tell(self, what: str, *values: Any) -> None:
+        for view in self._views:
+            hear = getattr(view, what, None)
+            if hear is not None:
+                hear(*values)
+
+    def started(self, config: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        self._tell("started", config)
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        self._tell("update", row)
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        self._tell("note", text)
+
+    def progress(self, what: str, done: int, asked: int) -> None:
+        """Pass it on."""
+        self._tell("progress", what, done, asked)
+
+    def finished(self, result: Result, folder: Path | None) -> None:
+        """Pass it on."""
+        self._tell("finished", result, folder)
