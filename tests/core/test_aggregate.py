@@ -24,7 +24,7 @@ from coterie.core.aggregate import (
     combined_one,
     too_long,
 )
-from coterie.core.federation import check_reply
+from coterie.core.checks import check_reply
 from coterie.core.states import Stack, State, group_means
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS

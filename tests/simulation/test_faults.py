@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from coterie import Result, run
+from coterie.core.checks import check_reply
 from coterie.core.errors import CoterieError, NothingLearnt
-from coterie.core.federation import Ledger, check_reply
+from coterie.core.federation import Ledger
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.simulation.faults import Faults

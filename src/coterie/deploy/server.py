@@ -11,17 +11,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from coterie.core.checks import check_reply
 from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError, Unfinished
-from coterie.core.federation import (
-    Engine,
-    Failure,
-    Ledger,
-    Purpose,
-    Question,
-    Replies,
-    check_reply,
-)
+from coterie.core.federation import Engine, Failure, Ledger, Purpose, Question, Replies
 from coterie.core.interrupts import pause
 from coterie.core.message import Message
 from coterie.core.samples import ClientId

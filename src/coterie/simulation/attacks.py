@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from coterie.core.federation import largest_norm
+from coterie.core.checks import largest_norm
 from coterie.core.rng import rng
 from coterie.core.samples import (
     ClientData,

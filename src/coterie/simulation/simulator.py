@@ -12,21 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from coterie.core.checks import check_reply, largest_norm, model_norms
 from coterie.core.cohort import Memory
 from coterie.core.compiled import Refusal
 from coterie.core.errors import CoterieError
-from coterie.core.federation import (
-    Arrival,
-    Engine,
-    Failure,
-    Ledger,
-    Purpose,
-    Question,
-    Replies,
-    check_reply,
-    largest_norm,
-    model_norms,
-)
+from coterie.core.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies
 from coterie.core.jobs import (
     Job,
     Outcome,

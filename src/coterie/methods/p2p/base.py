@@ -19,13 +19,9 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.aggregate import Rule, combined_bags
+from coterie.core.checks import check_reply, largest_norm, model_norms
 from coterie.core.cohort import Cohort
-from coterie.core.federation import (
-    Failure,
-    check_reply,
-    largest_norm,
-    model_norms,
-)
+from coterie.core.federation import Failure
 from coterie.core.rng import rng
 from coterie.core.rows import RowMath
 from coterie.core.samples import ClientId
