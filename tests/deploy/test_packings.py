@@ -55,12 +55,15 @@ def test_a_question_and_its_reply_are_packed_once_and_opened_once(
     transport = FlowerTransport(Grid({11: client}), seconds=5.0)  # type: ignore[arg-type]
     fed = RemoteFederation(task_of(agreed), agreed, transport, patience=0.0)
     model = fed.task.init(fed.seed)
+
+    def asked() -> tuple[str, ...]:
+        if how == "each":
+            return fed.ask(method.judge, [client.name], each=Models(spread(model, 1))).ids
+        return fed.ask(method.train, [client.name], same=Models(model)).ids
+
+    asked()  # asked for the first time of one client alone, the server imagines a reply, for its form
     counted = Counted(monkeypatch)
-    if how == "each":
-        valid = fed.ask(method.judge, [client.name], each=Models(spread(model, 1))).ids
-    else:
-        valid = fed.ask(method.train, [client.name], same=Models(model)).ids
-    assert valid == (client.name,)
+    assert asked() == (client.name,)
     assert counted.calls == ["pack", "unpack", "pack", "unpack"]
 
 

@@ -126,7 +126,9 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
         fast.setattr(node_auth_http_interceptor, "now", lambda: datetime.now(UTC) + timedelta(seconds=6))
         fast.setattr(flower_client, "_now", lambda: datetime.now(UTC) + timedelta(seconds=6))
         said = scene.stranger(scene.folder / "certs/clients/3", "3")
-    assert re.search(r"this machine's clock is [567] s ahead of the server's; set the clocks", said), said
+    found = re.search(r"this machine's clock is (\d+) s ahead of the server's; set the clocks", said)
+    assert found, said
+    assert 5 <= int(found[1]) <= 40  # a slow machine adds to the six seconds
 
     # another user of the machine, who may read ca.pem, cannot stop the run
     verify = ssl.create_default_context(cafile=str(scene.folder / "certs/ca.pem"))
