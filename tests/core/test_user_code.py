@@ -175,16 +175,16 @@ def test_attention_on_series(tmp_path: Path) -> None:
             self.attend, self.out = nn.MultiheadAttention(1, 1, batch_first=True), nn.Linear(1, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            if x.dim() == 3:  # as series, should inputs ever be kept as they are
-                x = x[None]
             answer: Tensor = self.out(self.attend(x, x, x)[0].mean(1))
             return answer
 
     rng = np.random.default_rng(0)
     data = {f"c{i}": (rng.normal(size=(8, 48, 1)).astype("float32"), np.arange(8) % 2) for i in range(2)}
     with pytest.raises(CoterieError, match=r"The model fails on a batch of shape .*AssertionError: query should be"):
-        coterie.run("fedavg", coterie.from_arrays(data), Attention, rounds=1, out=tmp_path / "run")
+        coterie.run("fedavg", coterie.from_arrays(data, layout="images"), Attention, rounds=1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    series = coterie.from_arrays(data, layout="series")
+    assert coterie.run("fedavg", series, Attention, rounds=1, evaluate_every=1).clients == 2
 
 
 def norm_net() -> nn.Module:

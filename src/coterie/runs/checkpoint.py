@@ -17,7 +17,7 @@ from coterie.core.errors import UNREADABLE, CoterieError
 from coterie.core.files import writing
 from coterie.core.samples import ClientId
 from coterie.core.settings import differing
-from coterie.core.terminal import brief, shortly
+from coterie.core.terminal import brief
 from coterie.runs.health import Health
 from coterie.runs.records import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
 
@@ -123,7 +123,7 @@ class Checkpoint:
             progress = wire.unpack(Progress, {**unmarked, **unsealed(path.read_bytes())}, {})
             if progress.method != method:
                 raise CoterieError(
-                    f"The checkpoint in {self._folder.path} is of {shortly(progress.method)}, not of {method}; "
+                    f"The checkpoint in {self._folder.path} is of {brief(progress.method, 100)}, not of {method}; "
                     f"run {method} with another --out."
                 )
             self._check_settings(progress, rounds)
