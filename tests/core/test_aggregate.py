@@ -150,20 +150,26 @@ def test_a_group_without_members_keeps_its_model_and_buffers_are_whole(rule: Rul
 
 
 def test_peers_clip_around_their_own_model() -> None:
-    """Own model 0, others at 1, 1 and -90: the median distance is 1, -90 becomes -2: (0 + 1 + 1 - 2) / 4 = 0.
+    """Own model 0, others at 1, 1 and -9: the median distance is 1, -9 becomes -2: (0 + 1 + 1 - 2) / 4 = 0.
 
     The second peer has its own model 5 and asked one only, at 1: nothing to compare it with, (5 + 1) / 2 = 3.
     """
-    pool = column(0, 1, 1, -90, 5)
+    pool = column(0, 1, 1, -9, 5)
     own, others = torch.tensor([0, 4]), torch.tensor([[1, 2, 3], [1, -1, -1]])
     assert combined_bags("clipped", pool, own, others)["w"].flatten().tolist() == pytest.approx([0, 3])
-    assert combined_bags("mean", pool, own, others)["w"].flatten().tolist() == pytest.approx([-22, 3])
+    assert combined_bags("mean", pool, own, others)["w"].flatten().tolist() == pytest.approx([-7 / 4, 3])
     assert combined_bags("median", pool, own, others)["w"].flatten().tolist() == pytest.approx([0.5, 3])
 
 
+def test_what_no_honest_peer_sends_is_not_used() -> None:
+    """Others at 1, 1 and -90: ten times farther than a peer goes (2), so its own model stands for it: 2 / 4."""
+    found = combined_bags("clipped", column(0, 1, 1, -90), torch.tensor([0]), torch.tensor([[1, 2, 3]]))
+    assert float(found["w"]) == pytest.approx(0.5)
+
+
 def test_of_few_partners_the_nearest_counts_too() -> None:
-    """Others at 1, 50 and 60: the median would allow 100; four times the nearest is 4: (0 + 1 + 4 + 4) / 4."""
-    pool, own = column(0, 1, 50, 60), torch.tensor([0])
+    """Others at 1, 30 and 35: the median would allow 60; four times the nearest is 4: (0 + 1 + 4 + 4) / 4."""
+    pool, own = column(0, 1, 30, 35), torch.tensor([0])
     found = combined_bags("clipped", pool, own, torch.tensor([[1, 2, 3]]))
     assert float(found["w"]) == pytest.approx(9 / 4)
 

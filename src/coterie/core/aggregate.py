@@ -189,7 +189,10 @@ def _clipped_bags(
     long = torch.nonzero((lengths[taken] > limit) & (limit > 0))[:, 0]
     if not len(long):
         return models, bags
-    new = shortened(take(models, second[long]), take(models, first[long]), limit[long] / lengths[taken][long])
+    far = lengths[taken][long]
+    # what no honest peer sends is not used at all: the asker's own model stands in its place
+    factors = torch.where(far > FAR * limit[long], 0.0, limit[long] / far)
+    new = shortened(take(models, second[long]), take(models, first[long]), factors)
     places = torch.cat([torch.zeros(len(own), 1, dtype=torch.bool), taken], dim=1)
     filled = torch.cat([own[:, None], others], dim=1)
     filled[asker[long], column[long] + 1] = count(models) + torch.arange(len(long))
