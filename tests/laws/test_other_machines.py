@@ -1,4 +1,4 @@
-"""The laws on machines that this one is not: more threads, no vectors, AVX2 instead of AVX-512.
+"""The laws on machines that this one is not: more threads, no vectors, AVX2 instead of AVX-512 (torch and kernel).
 
 Each is an environment of its own, so a short part of the laws runs again in a fresh process. What one kind of processor
 rounds differently then shows on all of them. It is FedCG that found the need: its states come from a solver.
@@ -22,8 +22,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDN
 MACHINES: dict[str, dict[str, str]] = {
     "four-threads": {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"},
     "no-vectors": {"ATEN_CPU_CAPABILITY": "default"},
-    "avx2": AVX2,
-    "avx2-kernel": {**AVX2, "OMP_NUM_THREADS": "2", library.VARIABLE: "v3"},
+    "avx2": {**AVX2, "OMP_NUM_THREADS": "2", library.VARIABLE: "v3"},
 }
 LAWS = (
     *(
