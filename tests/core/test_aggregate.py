@@ -102,6 +102,9 @@ def test_what_no_honest_client_sends_is_not_used_at_all() -> None:
     assert too_long("mean", models, sent) == {}
     assert too_long("clipped", column(1, 2, 3, -20), sent) == {}, f"{FAR:g} medians are still believed"
     assert too_long("clipped", column(1, -900, 1), column(0, 0, 0)) == {}, "of three nobody knows who is odd"
+    late = column(*[100.0] * 4)
+    assert too_long("clipped", column(100.1, 100.1, 100.1, 102), late) == {}, "20 medians, but a fiftieth of the model"
+    assert too_long("clipped", column(100.1, 100.1, 100.1, -500), late) == {3: pytest.approx(6000)}, "-5 w is seen"
 
 
 models_strategy = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=3, max_size=9)

@@ -16,8 +16,8 @@ Every method that averages models does it here; which rule it uses is the settin
 
 What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` times the median of its
 cluster; `clipped` lets nobody pull, weight times length, more than `LONGEST` median pulls; and an update more than
-`FAR` times as long as the median of all replies of a round is not used at all, neither for the mean nor for finding
-clusters (`too_long`).
+`FAR` times as long as the median of all replies of a round, and as long as the model itself, is not used at all,
+neither for the mean nor for finding clusters (`too_long`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ REACH = 2.0
 """Between peers `clipped` goes no farther than this many median distances."""
 FAR = 10.0
 """An update this many times as long as the median is no honest one."""
+MARKED = 1.0
+"""... if it is also longer than so many times the model that was sent."""
 FEWEST = 4
 """Of fewer replies than this nobody can say which is the odd one."""
 _TRIM = 0.2
@@ -92,12 +94,20 @@ def combined_one(rule: Rule, models: Stack, weights: Tensor, sent: State) -> Sta
 
 
 def too_long(rule: Rule, models: Stack, sent: Stack) -> dict[int, float]:
-    """Replies whose updates no honest client makes: their rows, and how many median lengths they have."""
+    """Replies whose updates no honest client makes: their rows, and how many median lengths they have.
+
+    Late in training most clients hardly move any more, and an honest one that still learns is many medians long. So an
+    update must also be long beside the model that was sent (`MARKED`).
+    """
     if rule == "mean" or count(models) < FEWEST:
         return {}
     lengths = distances(models, sent)
     median = _middle(lengths)
-    return {int(i): float(lengths[i] / median) for i in torch.nonzero(lengths > FAR * median)[:, 0]} if median else {}
+    if not median:
+        return {}
+    origin = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    far = (lengths > FAR * median) & (lengths > MARKED * distances(sent, origin))
+    return {int(i): float(lengths[i] / median) for i in torch.nonzero(far)[:, 0]}
 
 
 def capped(weights: Tensor, groups: Tensor) -> Tensor:
