@@ -128,7 +128,7 @@ def join(
     ] = "",
     most_questions: Annotated[
         int, typer.Option("--most-questions", help="questions about labels answered in this device's life; 0: any")
-    ] = 30,  # as engine.consent.MOST_QUESTIONS
+    ] = 30,  # as deploy.consent.MOST_QUESTIONS
     most_epochs: EpochsOption = 1000,
 ) -> None:
     """Take part in a run as a client, with data that stay here."""

@@ -33,7 +33,7 @@ class Setting:
     population: Population
     seed: int
     secret: str | None = None
-    """What only this device knows, and the least flip probability it agrees to (see `engine.consent`)."""
+    """What only this device knows, and the least flip probability it agrees to (see `deploy.consent`)."""
     least_flip: float = 0.0
 
 

@@ -3,7 +3,7 @@
 A method says whom a peer asks (`choose`), how like it takes those who answered to be (`measure`), and which of the
 answers it aggregates (`select`). It sees nothing but the peer's own node, what it knows of the network (`PeerView`) and
 what arrived (`Inbox`), always with a leading axis of peers. Two adapters run it: `Simulated` all peers in one machine,
-`Deployed` one real peer. Peers are named by keys (see `engine.network`).
+`Deployed` one real peer. Peers are named by keys (see `topology`).
 """
 
 from __future__ import annotations
