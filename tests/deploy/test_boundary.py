@@ -30,24 +30,24 @@ from coterie.deploy.boundary import (
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.presence import Presence
 from coterie.deploy.protocol import (
-    Agreement,
     Hello,
     Order,
+    RunSpec,
     pooled,
     to_text,
 )
-from coterie.runs.agreement import agree, odd_ones
 from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.folder import RunFolder
 from coterie.runs.health import Health
+from coterie.runs.spec import agree, odd_ones
 
 from ..tiny import made
-from .wiring import Here, agreement, devices, federation, poisoned
+from .wiring import Here, devices, federation, poisoned, run_spec
 
 HELLO = Hello("a", (1, 8, 8), 10, "uint8", 10, (0.5,), (0.3,))
 ORDER = Order(
-    Agreement("run", "fedavg", "{}", "digits-mlp", (1, 8, 8), 10, Normalise(), "float64", 1),
+    RunSpec("run", "fedavg", "{}", "digits-mlp", (1, 8, 8), 10, Normalise(), "float64", 1),
     action="train",
     session="aa",
     round=0,
@@ -61,7 +61,7 @@ def own_data() -> RunConfig:
     return from_tables({"method": "fedavg", "scenario": {"data": "clinics"}, "model": "digits-mlp"})
 
 
-@pytest.mark.parametrize("kind", [Hello, Order, Agreement])
+@pytest.mark.parametrize("kind", [Hello, Order, RunSpec])
 def test_every_field_that_crosses_has_a_range(kind: type) -> None:
     """A new field without one fails here, before anybody sends it. (A normalisation has one rule for all of it.)"""
     assert [path for path in unbounded(kind) if ".normalise." not in path] == []
@@ -160,26 +160,26 @@ def test_no_name_leads_out_of_its_folder(name: str, tmp_path: Path) -> None:
 def test_a_server_cannot_write_outside_a_clients_memory(digits: OwnPopulation, tmp_path: Path) -> None:
     """`run="."` and a session with `..` in it once wrote wherever the server liked."""
     device = devices(digits, tmp_path / "memory")[digits.ids[0]]
-    agreed = agreement(made("scaffold"), digits)
+    spec = run_spec(made("scaffold"), digits)
     payload = b""
     for run, session in ((".", "x/../../../../VICTIM/model"), ("..", "aa"), ("ok", "../aa")):
         with pytest.raises(WireError, match="cannot be a name"):
-            device.perform(to_text(replace(ORDER, agreement=replace(agreed, run=run), session=session)), payload)
+            device.perform(to_text(replace(ORDER, agreement=replace(spec, run=run), session=session)), payload)
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_an_order_cannot_end_a_client(digits: OwnPopulation, tmp_path: Path) -> None:
     """Well-formed orders whose message, settings or round make the client's own code fail: refused, in one line."""
     device = devices(digits, tmp_path)[digits.ids[0]]
-    agreed = agreement(made("fedavg"), digits)
+    spec = run_spec(made("fedavg"), digits)
     empty = wire.encode({"models": {}})
     for order in (
-        replace(ORDER, agreement=agreed, each=True),
-        replace(ORDER, agreement=agreed, common=("no", "such")),
-        replace(ORDER, agreement=replace(agreed, settings="[]")),
-        replace(ORDER, agreement=replace(agreed, settings='{"lr": 1e999}')),
-        replace(ORDER, agreement=replace(agreed, settings='{"epochs": "x"}')),
-        replace(ORDER, agreement=replace(agreed, normalise=Normalise((0.0,) * 7, (1.0,) * 7))),
+        replace(ORDER, agreement=spec, each=True),
+        replace(ORDER, agreement=spec, common=("no", "such")),
+        replace(ORDER, agreement=replace(spec, settings="[]")),
+        replace(ORDER, agreement=replace(spec, settings='{"lr": 1e999}')),
+        replace(ORDER, agreement=replace(spec, settings='{"epochs": "x"}')),
+        replace(ORDER, agreement=replace(spec, normalise=Normalise((0.0,) * 7, (1.0,) * 7))),
     ):
         with pytest.raises(CoterieError) as caught:
             device.perform(to_text(order), empty)

@@ -21,10 +21,10 @@ from coterie.deploy.flower.client import Security, join
 from coterie.deploy.protocol import to_text
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
-from coterie.runs.agreement import agree
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import client_data
 from coterie.runs.peer import network_of
+from coterie.runs.spec import agree
 
 from .processes import LONG, Command, free_port, until
 

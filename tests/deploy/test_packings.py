@@ -16,7 +16,7 @@ from coterie.deploy.server import RemoteFederation
 from coterie.methods.base import Models
 from coterie.methods.fedavg import FedAvg
 
-from .wiring import Grid, Here, agreement, devices, federation, task_of
+from .wiring import Grid, Here, devices, federation, run_spec, task_of
 
 
 class Counted:
@@ -51,9 +51,9 @@ def test_a_question_and_its_reply_are_packed_once_and_opened_once(
     """Through Flower's transport: packed by the server, opened by the client, and the same for the reply; four."""
     method = FedAvg(epochs=1, batch=4, lr=0.05)
     client = devices(digits, tmp_path)[digits.ids[0]]
-    agreed = agreement(method, digits)
+    spec = run_spec(method, digits)
     transport = FlowerTransport(Grid({11: client}), seconds=5.0)  # type: ignore[arg-type]
-    fed = RemoteFederation(task_of(agreed), agreed, transport, patience=0.0)
+    fed = RemoteFederation(task_of(spec), spec, transport, patience=0.0)
     model = fed.task.init(fed.seed)
 
     def asked() -> tuple[str, ...]:

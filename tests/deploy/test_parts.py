@@ -39,14 +39,14 @@ from coterie.deploy.flower.transport import (
     opened,
 )
 from coterie.deploy.protocol import Hello, Order, pooled
-from coterie.runs.agreement import NoMajority, agree
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import client_data
 from coterie.runs.serve import ServeOptions, serve
+from coterie.runs.spec import NoMajority, agree
 
 from ..conftest import Command
 from ..tiny import made
-from .wiring import Grid, agreement, devices
+from .wiring import Grid, devices, run_spec
 
 HELLO = Hello("a", (1, 8, 8), 10, "uint8", 10, (0.5,), (0.3,))
 
@@ -201,7 +201,7 @@ def test_nodes_are_known_by_our_names_and_errors_by_what_they_reply_to(digits: O
     transport = FlowerTransport(grid, seconds=0.5, names=names, note=heard.append)  # type: ignore[arg-type]
     assert set(transport.look()) == {a.name, b.name}
     assert "its key is that of 'somebody else'" in heard[0]
-    order = Order(agreement(made("fedavg"), digits), "train", "aa", 0, 1, 0, each=False)
+    order = Order(run_spec(made("fedavg"), digits), "train", "aa", 0, 1, 0, each=False)
     grid.silent, grid.broken = {11}, {12}
     answers = transport.deliver("train", order, {a.name: b"", b.name: b"", "nobody": b""})
     assert answers[a.name] == Failure("late", "it did not answer within 0.5 s")

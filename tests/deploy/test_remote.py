@@ -26,7 +26,7 @@ from coterie.runs.options import RunOptions
 from coterie.simulation.faults import Faults
 
 from ..tiny import StopAt, fingerprint, made, only
-from .wiring import MODEL, Here, agreement, devices, federation, poisoned
+from .wiring import MODEL, Here, devices, federation, poisoned, run_spec
 
 SERVED = [name for name, kind in METHODS.items() if not issubclass(kind, PeerMethod) and name != "oracle"]
 
@@ -214,8 +214,8 @@ def test_the_oracle_is_refused(digits: OwnPopulation, tmp_path: Path) -> None:
 
 def test_a_device_refuses_what_is_not_its_method_or_its_model(digits: OwnPopulation, tmp_path: Path) -> None:
     device = devices(digits, tmp_path)[digits.ids[0]]
-    agreed = agreement(made("fedavg"), digits)
-    order = Order(agreed, "train", "aa", 0, 1, 0, each=False)
+    spec = run_spec(made("fedavg"), digits)
+    order = Order(spec, "train", "aa", 0, 1, 0, each=False)
 
     def asked(**changes: Any) -> str:
         with pytest.raises(CoterieError) as caught:
@@ -224,9 +224,9 @@ def test_a_device_refuses_what_is_not_its_method_or_its_model(digits: OwnPopulat
 
     assert "no client function 'model_for'" in asked(action="model_for")
     assert "no client function '__init__'" in asked(action="__init__")
-    assert "--model evil.py:net" in asked(agreement=replace(agreed, model="evil.py:net"))
-    assert "There is no method 'os.system'" in asked(agreement=replace(agreed, method="os.system"))
-    assert "not (1, 8, 8)" in asked(agreement=replace(agreed, shape=(1, 9, 9)))
+    assert "--model evil.py:net" in asked(agreement=replace(spec, model="evil.py:net"))
+    assert "There is no method 'os.system'" in asked(agreement=replace(spec, method="os.system"))
+    assert "not (1, 8, 8)" in asked(agreement=replace(spec, shape=(1, 9, 9)))
     assert "does not begin with a safetensors header" in asked()
     with pytest.raises(wire.WireError, match="a list where a Order belongs"):
         device.perform("[]", b"")

@@ -21,9 +21,9 @@ from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
 from coterie.deploy.flower.transport import answer
 from coterie.deploy.protocol import (
-    Agreement,
     Hello,
     Order,
+    RunSpec,
     settings_of,
     to_text,
 )
@@ -94,9 +94,9 @@ class Grid:
         return [self.replies[name] for name in wanted if name in self.replies]
 
 
-def agreement(method: ServerMethod[Any], population: OwnPopulation, **changes: Any) -> Agreement:
+def run_spec(method: ServerMethod[Any], population: OwnPopulation, **changes: Any) -> RunSpec:
     """What the members of a test's run hold in common."""
-    agreed = Agreement(
+    spec = RunSpec(
         run="test",
         method=method.name,
         settings=settings_of(method),
@@ -107,12 +107,12 @@ def agreement(method: ServerMethod[Any], population: OwnPopulation, **changes: A
         dtype="float64",
         seed=11,
     )
-    return dataclasses.replace(agreed, **changes)
+    return dataclasses.replace(spec, **changes)
 
 
-def task_of(agreed: Agreement) -> Task:
-    """The task of an agreement, as a client builds it."""
-    return agreed.build_method().task(agreed.build_task())
+def task_of(spec: RunSpec) -> Task:
+    """The task of a run, as a client builds it."""
+    return spec.build_method().task(spec.build_task())
 
 
 def devices(population: OwnPopulation, root: Path) -> dict[ClientId, Device]:
@@ -124,8 +124,8 @@ def federation(
     method: ServerMethod[Any], population: OwnPopulation, transport: Here, **options: Any
 ) -> RemoteFederation:
     """A federation of clients in this process."""
-    agreed = agreement(method, population)
-    return RemoteFederation(task_of(agreed), agreed, transport, **{"patience": 0.0, **options})
+    spec = run_spec(method, population)
+    return RemoteFederation(task_of(spec), spec, transport, **{"patience": 0.0, **options})
 
 
 def poisoned(data: bytes, change: Callable[[str, torch.Tensor], torch.Tensor]) -> bytes:
@@ -137,4 +137,4 @@ def poisoned(data: bytes, change: Callable[[str, torch.Tensor], torch.Tensor]) -
     return safetensors.torch.save(tensors, metadata=header["__metadata__"])
 
 
-__all__ = ["Grid", "Here", "agreement", "devices", "federation", "poisoned", "task_of", "wire"]
+__all__ = ["Grid", "Here", "devices", "federation", "poisoned", "run_spec", "task_of", "wire"]

@@ -19,17 +19,17 @@ from coterie.core.states import State
 from coterie.data.own import OwnPopulation
 from coterie.deploy.boundary import checked
 from coterie.deploy.protocol import (
-    Agreement,
     Hello,
     Order,
+    RunSpec,
     to_text,
 )
 from coterie.methods.base import Models, Trained
 from coterie.methods.embedding.autoencoder import Encoder
-from coterie.runs.agreement import agree
 from coterie.runs.config import from_tables
+from coterie.runs.spec import agree
 
-from ..deploy.wiring import agreement, task_of
+from ..deploy.wiring import run_spec, task_of
 from ..tiny import made, small_net
 from .door import Door
 from .mutations import (
@@ -44,9 +44,9 @@ HELLO = Hello("a", (1, 8, 8), 10, "uint8", 10, (0.5,), (0.3,))
 
 
 def texts() -> list[Door]:
-    """Introductions, orders and agreements, as text."""
+    """Introductions, orders and run specs, as text."""
     order = Order(
-        Agreement("run", "fedavg", '{"epochs": 2}', "digits-mlp", (1, 8, 8), 10, Normalise(), "float64", 1),
+        RunSpec("run", "fedavg", '{"epochs": 2}', "digits-mlp", (1, 8, 8), 10, Normalise(), "float64", 1),
         action="train", session="aa", round=0, era=1, safe=0, each=False, common=("x",),
     )  # fmt: skip
     config = from_tables({"method": "fedavg", "scenario": {"data": "clinics"}, "model": "digits-mlp"})
@@ -58,13 +58,13 @@ def texts() -> list[Door]:
     return [
         Door("hello", (to_text(HELLO).encode(),), spoilt_json, greet),
         Door("order", (to_text(order).encode(),), spoilt_json, lambda data: checked(Order, data)),
-        Door("agreement", (to_text(order.agreement).encode(),), spoilt_json, lambda data: _built(data)),
+        Door("run spec", (to_text(order.agreement).encode(),), spoilt_json, lambda data: _built(data)),
     ]
 
 
 def _built(data: bytes) -> None:
-    agreed = checked(Agreement, data)
-    agreed.build_method()
+    spec = checked(RunSpec, data)
+    spec.build_method()
 
 
 def messages() -> list[Door]:
@@ -144,8 +144,8 @@ def peers(population: OwnPopulation) -> list[Door]:
     from coterie.methods.p2p.base import Answers, inbox_of
 
     learnt = made("panm", k=1, l=1)
-    agreed = agreement(made("fedavg"), population)
-    task = task_of(agreed)
+    spec = run_spec(made("fedavg"), population)
+    task = task_of(spec)
     state = spread(task.init(3), 1)
     own = Answers(state, state, torch.empty(1, 0, dtype=torch.int64))
     swarm = SimpleNamespace(limit=1 << 20)

@@ -15,7 +15,7 @@ from coterie.deploy.client import Device
 from coterie.deploy.protocol import Hello, Order, to_text
 from coterie.deploy.server import RemoteFederation
 
-from ..deploy.wiring import agreement, task_of
+from ..deploy.wiring import run_spec, task_of
 from ..tiny import made
 from .door import Door
 from .mutations import (
@@ -64,8 +64,8 @@ def clients(population: OwnPopulation, folder: Path) -> list[Door]:
     for method, settings in METHODS.items():
         learnt = made(method, **{"epochs": 1, **settings})
         recorder = _Recorder({name: Device(name, population, folder / "recorded") for name in population.ids[:2]})
-        agreed = agreement(learnt, population)
-        fed = RemoteFederation(task_of(agreed), agreed, recorder, patience=0.0)
+        spec = run_spec(learnt, population)
+        fed = RemoteFederation(task_of(spec), spec, recorder, patience=0.0)
         state, _ = learnt.step(learnt.init(fed), fed)
         learnt.assess(state, fed, fed.ids)
         kinds = {json.loads(order)["action"]: _pair(order.encode(), payload) for order, payload, _ in recorder.sent}
@@ -136,8 +136,8 @@ def servers(population: OwnPopulation, folder: Path, clients: int) -> list[Door]
         learnt = made(method, **{"epochs": 1, **settings})
         names = population.ids[:clients]
         forger = _Forger({name: Device(name, population, folder / method) for name in names}, names[0])
-        agreed = agreement(learnt, population)
-        fed = RemoteFederation(task_of(agreed), agreed, forger, patience=0.0)
+        spec = run_spec(learnt, population)
+        fed = RemoteFederation(task_of(spec), spec, forger, patience=0.0)
         start = learnt.init(fed)
         forger.sent.clear()
         learnt.step(start, fed)

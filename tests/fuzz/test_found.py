@@ -22,7 +22,7 @@ from coterie.core.terminal import shortly, shown
 from coterie.data.own import OwnPopulation, from_arrays, from_path
 from coterie.deploy.boundary import checked
 from coterie.deploy.client import Device
-from coterie.deploy.protocol import Agreement, Order, to_text
+from coterie.deploy.protocol import Order, RunSpec, to_text
 from coterie.methods import METHODS
 from coterie.methods.base import ServerMethod
 from coterie.runs.config import from_tables, read_tables
@@ -30,7 +30,7 @@ from coterie.runs.folder import RunFolder
 from coterie.runs.health import Health
 from coterie.runs.saved import encode_model, load_model
 
-from ..deploy.wiring import Here, agreement, devices, federation, poisoned
+from ..deploy.wiring import Here, devices, federation, poisoned, run_spec
 from ..tiny import made, small_net
 from .doors import Payload, bare_swarm
 
@@ -105,15 +105,15 @@ def test_a_newcomer_that_is_asked_alone_answers_as_the_others_did(digits: OwnPop
     assert {client for _, client, _ in fed.failures} == {newcomer}
 
 
-def test_an_agreement_has_a_mean_for_every_channel() -> None:
+def test_a_run_spec_has_a_mean_for_every_channel() -> None:
     """A peer that came later ended in its first batch when another had told it seven means for one channel."""
-    agreed = Agreement("run", "fedavg", "{}", "digits-mlp", (1, 8, 8), 10, Normalise(), "float64", 1)
-    assert checked(Agreement, to_text(agreed)) == agreed
+    spec = RunSpec("run", "fedavg", "{}", "digits-mlp", (1, 8, 8), 10, Normalise(), "float64", 1)
+    assert checked(RunSpec, to_text(spec)) == spec
     with pytest.raises(wire.WireError, match="have 1 channels, not 7"):
-        checked(Agreement, to_text(replace(agreed, normalise=Normalise((0.0,) * 7, (1.0,) * 7))))
+        checked(RunSpec, to_text(replace(spec, normalise=Normalise((0.0,) * 7, (1.0,) * 7))))
     for settings in ("[]", "x", "true", DEEP[:39_000]):
         with pytest.raises(CoterieError):
-            replace(agreed, settings=settings).build_method()
+            replace(spec, settings=settings).build_method()
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_a_server_cannot_order_work_without_end(
 ) -> None:
     """10^9 epochs would take years, and the order of the samples alone gigabytes."""
     name = digits.ids[0]
-    agreed = agreement(made(method, **{setting: 10**9}), digits)
-    order = to_text(Order(agreed, "judge", "aa", 0, 1, 0, True))
+    spec = run_spec(made(method, **{setting: 10**9}), digits)
+    order = to_text(Order(spec, "judge", "aa", 0, 1, 0, True))
     with pytest.raises(CoterieError, match=f"The run sets {setting} = 1000000000, more than the"):
         Device(name, digits, tmp_path).perform(order, wire.encode({"models": {}}))
-    more = replace(agreed, method="fedavg", settings=json.dumps({"epochs": 2000}))
+    more = replace(spec, method="fedavg", settings=json.dumps({"epochs": 2000}))
     with pytest.raises(CoterieError, match="--most-epochs 2000"):
-        Device(name, digits, tmp_path)._agreed(more)
-    setting_of_2000: Any = Device(name, digits, tmp_path, most_epochs=2000)._agreed(more).method
+        Device(name, digits, tmp_path)._understood(more)
+    setting_of_2000: Any = Device(name, digits, tmp_path, most_epochs=2000)._understood(more).method
     assert setting_of_2000.epochs == 2000
 
 

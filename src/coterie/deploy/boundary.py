@@ -29,7 +29,7 @@ from coterie.core.terminal import harmless, shortly
 
 T = TypeVar("T")
 LONGEST_TEXT = 1 << 16
-"""No introduction, order or agreement has more characters than this; it is looked at before the text is parsed."""
+"""No introduction, order or run spec has more characters than this; it is looked at before the text is parsed."""
 LATEST = 10**8 - 1
 """The last round or era that there can be: eight digits, as in the names of files."""
 _NAME = re.compile(r"\w(?:[\w .@+-]{0,62}[\w.@+-])?")

@@ -23,7 +23,7 @@ from coterie.core.terminal import shortly
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
-from coterie.deploy.protocol import Agreement, Hello, Order
+from coterie.deploy.protocol import Hello, Order, RunSpec
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
@@ -69,7 +69,7 @@ class Device:
         self.name = check_name(name, "--name")
         self._data, self._root, self._model, self._most_epochs = data, memory, model, most_epochs
         self._secret, self._consent = secret, consent or Consent()
-        self._settings: dict[Agreement, Setting] = {}
+        self._settings: dict[RunSpec, Setting] = {}
 
     @cached_property
     def hello(self) -> Hello:
@@ -111,18 +111,18 @@ class Device:
             memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
         return outcome.reply.row(0).encode()
 
-    def _setting(self, agreement: Agreement) -> Setting:
-        if agreement not in self._settings:
-            self._settings = {agreement: self._agreed(agreement)}
-        return self._settings[agreement]
+    def _setting(self, spec: RunSpec) -> Setting:
+        if spec not in self._settings:
+            self._settings = {spec: self._understood(spec)}
+        return self._settings[spec]
 
-    def _agreed(self, agreement: Agreement) -> Setting:
-        if agreement.shape != tuple(self._data.shape):
-            raise CoterieError(f"The run is about inputs of shape {agreement.shape}, not {tuple(self._data.shape)}.")
-        method = agreement.build_method()
+    def _understood(self, spec: RunSpec) -> Setting:
+        if spec.shape != tuple(self._data.shape):
+            raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(self._data.shape)}.")
+        method = spec.build_method()
         check_work(method, self._most_epochs)
-        task = method.task(agreement.build_task(self._model))
-        return Setting(method, task, self._data, agreement.seed, self._secret, self._consent.least_flip)
+        task = method.task(spec.build_task(self._model))
+        return Setting(method, task, self._data, spec.seed, self._secret, self._consent.least_flip)
 
 
 def message_type(function: Any) -> Any:

@@ -57,7 +57,7 @@ class _Scaled:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class RunSpec:
     """What all members of one run hold in common; a client builds its part of the method from it and from nothing else.
 
     The method and the model are names that a client looks up in its own installation: no code crosses.
@@ -122,7 +122,7 @@ class Order:
     asked for again.
     """
 
-    agreement: Agreement
+    agreement: RunSpec  # the name that is on the wire
     action: Name
     session: Name
     round: Moment
@@ -171,7 +171,7 @@ def to_text(value: Any) -> str:
 
 
 def settings_of(method: Any) -> str:
-    """A method's settings as the agreement carries them."""
+    """A method's settings as a run spec carries them."""
     return json.dumps(asdict(method))
 
 

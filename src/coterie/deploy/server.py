@@ -20,7 +20,7 @@ from coterie.core.message import Message
 from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.deploy.imagined import imagined
-from coterie.deploy.protocol import Agreement, Hello, Order
+from coterie.deploy.protocol import Hello, Order, RunSpec
 from coterie.deploy.replies import Expected
 
 R = TypeVar("R")
@@ -86,7 +86,7 @@ class RemoteFederation(Engine):
     def __init__(
         self,
         task: Task,
-        agreement: Agreement,
+        spec: RunSpec,
         transport: Transport,
         *,
         known: Sequence[ClientId] = (),
@@ -99,8 +99,8 @@ class RemoteFederation(Engine):
         note: Callable[[str], None] = lambda _: None,
         on_saved: Callable[[int, list[ClientId]], None] = lambda _, __: None,
     ) -> None:
-        self.task, self.agreement, self._path = task, agreement, path
-        self.seed, self.round = agreement.seed, 0
+        self.task, self.spec, self._path = task, spec, path
+        self.seed, self.round = spec.seed, 0
         self.ledger = Ledger()
         self.failures: list[tuple[int, ClientId, Failure]] = []
         self.memory: dict[ClientId, Memory] = {}
@@ -162,15 +162,15 @@ class RemoteFederation(Engine):
         }
 
     def _fits(self, client: ClientId, hello: Hello) -> bool:
-        agreed = self.agreement
+        spec = self.spec
         alike = hello.inputs == (self._inputs or hello.inputs)
-        if hello.shape == agreed.shape and hello.classes <= agreed.classes and alike:
+        if hello.shape == spec.shape and hello.classes <= spec.classes and alike:
             return True
         if client not in self._refused:
             self._refused.add(client)
             why = (
                 f"it has {hello.inputs if self._inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
-                f"classes, the run is about {self._inputs or 'inputs'} of shape {agreed.shape} in {agreed.classes}"
+                f"classes, the run is about {self._inputs or 'inputs'} of shape {spec.shape} in {spec.classes}"
             )
             self._note(f"{client} is not admitted: {why}")
             self._transport.tell(client, f"you are not admitted to this run: {why}")
@@ -206,7 +206,7 @@ class RemoteFederation(Engine):
         asked = [client for client in ids if client not in self._silent]
         payloads = _payloads(question)
         order = Order(
-            agreement=self.agreement,
+            agreement=self.spec,
             action=question.function.__name__,
             session=self._session,
             round=self.round,

@@ -16,22 +16,22 @@ from coterie.core.samples import ClientId
 from coterie.data.scenarios import SCENARIOS
 from coterie.deploy.boundary import check_name, checked
 from coterie.deploy.client import Device
-from coterie.deploy.protocol import Agreement, Hello, to_text
+from coterie.deploy.protocol import Hello, RunSpec, to_text
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
 from coterie.methods.p2p.base import PeerMethod
-from coterie.runs.agreement import (
-    NoMajority,
-    agree,
-    model_of,
-    odd_ones,
-)
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import client_data, defaults_of
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
 from coterie.runs.result import Result
+from coterie.runs.spec import (
+    NoMajority,
+    agree,
+    model_of,
+    odd_ones,
+)
 from coterie.runs.view import View, Views
 from coterie.simulation.faults import Faults
 
@@ -80,12 +80,12 @@ def run_peer(
         connection.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
         everyone = connection.wait_for(options.peers, options.patience)
-        agreement = _agreement(config, connection, everyone, device.hello, watcher.note)
-        connection.agree(to_text(agreement))
+        spec = _run_spec(config, connection, everyone, device.hello, watcher.note)
+        connection.agree(to_text(spec))
         connection.look_up_progress()
         fed = PeerFederation(
             name,
-            agreement.build_task(model_of(config)),
+            spec.build_task(model_of(config)),
             population,
             config.seed,
             connection,
@@ -119,9 +119,9 @@ def peer_method(config: RunConfig) -> PeerMethod[object]:
     return method
 
 
-def _agreement(
+def _run_spec(
     config: RunConfig, connection: PeerConnection, everyone: set[ClientId], own: Hello, note: Callable[[str], None]
-) -> Agreement:
+) -> RunSpec:
     """What this peer's own configuration says, with the classes and the normalisation of the network.
 
     Where there is a network already, they are those that most of its peers tell; else all who are there come to them by
@@ -149,20 +149,20 @@ def _agreement(
 
 def _told(
     config: RunConfig, connection: PeerConnection, others: list[ClientId], note: Callable[[str], None]
-) -> Agreement | None:
+) -> RunSpec | None:
     """What most of the others say that the run is about, of those whose word fits our own configuration."""
-    said: list[Agreement] = []
+    said: list[RunSpec] = []
     for name, text in connection.ask("agreement", others).items():
         try:
-            agreement = checked(Agreement, text)
-            if (agreement.method, agreement.model) != (config.method, model_of(config)):
-                raise CoterieError(f"it is about {agreement.method} and the model {agreement.model}")
-            said.append(agreement)
+            spec = checked(RunSpec, text)
+            if (spec.method, spec.model) != (config.method, model_of(config)):
+                raise CoterieError(f"it is about {spec.method} and the model {spec.model}")
+            said.append(spec)
         except CoterieError as error:
             note(f"what {name} says of the run is not believed: {error}")
     if not said:
         return None
-    votes = Counter((agreement.shape, agreement.classes, agreement.normalise) for agreement in said)
+    votes = Counter((spec.shape, spec.classes, spec.normalise) for spec in said)
     most = max(votes.values())
     # of as many, one that does not depend on who answered first
     usual = min((form for form, number in votes.items() if number == most), key=repr)

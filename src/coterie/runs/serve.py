@@ -17,7 +17,7 @@ from coterie.deploy.boundary import checked
 from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.ports import check_free, check_port
-from coterie.deploy.protocol import Agreement, Hello, to_text
+from coterie.deploy.protocol import Hello, RunSpec, to_text
 from coterie.deploy.server import (
     LIMIT,
     Hellos,
@@ -26,18 +26,18 @@ from coterie.deploy.server import (
     gathered,
 )
 from coterie.methods.p2p.base import PeerMethod
-from coterie.runs.agreement import (
-    NoMajority,
-    agree,
-    model_of,
-    odd_ones,
-)
 from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import defaults_of
 from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
 from coterie.runs.result import Result
+from coterie.runs.spec import (
+    NoMajority,
+    agree,
+    model_of,
+    odd_ones,
+)
 from coterie.runs.view import View, Views
 from coterie.simulation.faults import Faults
 
@@ -152,16 +152,16 @@ def conduct(
     watcher = Views(view)
     file = folder.path / DEPLOYMENT
     if file.is_file():
-        agreement, known, inputs = _read(file)
+        spec, known, inputs = _read(file)
     else:
         fitting = _Fitting(config, transport, watcher)
         first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
-        agreement, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
-        _write(folder, agreement, [], inputs)
-    method = agreement.build_method()
+        spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
+        _write(folder, spec, [], inputs)
+    method = spec.build_method()
     fed = RemoteFederation(
-        method.task(agreement.build_task(model_of(config))),
-        agreement,
+        method.task(spec.build_task(model_of(config))),
+        spec,
         transport,
         known=known,
         patience=options.patience,
@@ -170,7 +170,7 @@ def conduct(
         go_on=folder.go_on,
         inputs=inputs,
         note=watcher.note,
-        on_saved=lambda _, clients: _write(folder, agreement, clients, inputs),
+        on_saved=lambda _, clients: _write(folder, spec, clients, inputs),
     )
     return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
 
@@ -201,18 +201,18 @@ def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
     return folder
 
 
-def _write(folder: RunFolder, agreement: Agreement, clients: list[ClientId], inputs: str) -> None:
-    content = {"agreement": json.loads(to_text(agreement)), "clients": clients, "inputs": inputs}
+def _write(folder: RunFolder, spec: RunSpec, clients: list[ClientId], inputs: str) -> None:
+    content = {"agreement": json.loads(to_text(spec)), "clients": clients, "inputs": inputs}
     folder.write(DEPLOYMENT, sealed(content, indent=1))
 
 
-def _read(file: Path) -> tuple[Agreement, list[ClientId], str]:
+def _read(file: Path) -> tuple[RunSpec, list[ClientId], str]:
     """What the run was about when it was begun, and who has taken part."""
     try:
         saved = {"inputs": "", **unsealed(file.read_bytes())}  # once it was written without
         if set(saved) != {"agreement", "clients", "inputs"}:
             raise WireError(f"it holds {sorted(saved)}")
-        return checked(Agreement, json.dumps(saved["agreement"])), list(saved["clients"]), str(saved["inputs"])
+        return checked(RunSpec, json.dumps(saved["agreement"])), list(saved["clients"]), str(saved["inputs"])
     except (OSError, ValueError, TypeError, WireError) as error:
         raise CoterieError(f"{file} cannot be read ({error}); restore it, or begin with another --out.") from error
 

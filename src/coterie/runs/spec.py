@@ -12,8 +12,8 @@ from coterie.core.samples import ClientId
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.deploy.boundary import check
 from coterie.deploy.protocol import (
-    Agreement,
     Hello,
+    RunSpec,
     pooled,
     settings_of,
 )
@@ -68,7 +68,7 @@ def _scenario(config: RunConfig) -> Scenario | None:
     return SCENARIOS[config.scenario.name] if config.scenario.data is None else None
 
 
-def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> Agreement:
+def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
     """What the run is about, from the configuration and from what those clients say of their data that fit together."""
     if ":" in config.method:
         raise CoterieError(
@@ -83,7 +83,7 @@ def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> Agreement:
         raise CoterieError('Your own data need a model: set model = "NAME" (see `coterie list models`).')
     shape, classes = next(iter(fitting.values())).shape, max(hello.classes for hello in fitting.values())
     builder_named(model, shape, classes)
-    agreed = Agreement(
+    spec = RunSpec(
         run=f"{config.method}-{secrets.token_hex(8)}",
         method=config.method,
         settings=settings_of(config.build_method(defaults_of(config))),
@@ -95,8 +95,8 @@ def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> Agreement:
         seed=config.seed,
         use_kernel=config.engine.kernel,
     )
-    check(Agreement, agreed, "this run's agreement")
-    return agreed
+    check(RunSpec, spec, "what this run is about")
+    return spec
 
 
 def model_of(config: RunConfig) -> str:
