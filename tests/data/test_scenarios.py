@@ -257,7 +257,13 @@ def test_unseen_and_drift_and_validation() -> None:
         ({"alpha": -1.0}, "alpha is -1.0"),
         ({"alpha": float("nan")}, "alpha is nan"),
         ({"groups": 0}, "0 groups"),
-        ({"groups": 5}, "at most 4 groups"),
+        ({"groups": 9}, "at most 8 groups"),
+        ({"shift": "swop"}, "no shift 'swop'; did you mean 'swap'"),
+        ({"group_sizes": (0, 0)}, "group_sizes is"),
+        ({"group_sizes": (3, -1)}, "group_sizes is"),
+        ({"group_sizes": (3, 1), "clients": 5}, "group_sizes are 4 clients, not 5"),
+        ({"group_sizes": (3, 1), "groups": 3}, "group_sizes are 2 groups, not 3"),
+        ({"drift": Drift(1, 0.5, to="new")}, "needs a group without members"),
         ({"groups": 4, "clients": 3}, "4 groups need at least as many clients and there are 3"),
         ({"image_size": 3}, "Images of 3 x 3 pixels"),
         ({"image_size": 5000}, "Images of 5000 x 5000"),
@@ -276,6 +282,25 @@ def test_unseen_and_drift_and_validation() -> None:
 def test_bad_input(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CoterieError, match=message):
         build("rotated-digits", seed=0, **change)
+
+
+def test_groups_of_other_sizes_and_another_shift() -> None:
+    """Sizes 3, 0, 1: clients 0-2 in group 0, client 3 in group 2; a drift to new groups leads to group 1 alone."""
+    drift = Drift(2, 1.0, to="new")
+    population = build("rotated-digits", seed=0, shift="cycle", group_sizes=(3, 0, 1), drift=drift)
+    assert [population.group(client) for client in population.ids] == [0, 0, 0, 2]
+    assert [population.group(client, 2) for client in population.ids] == [1, 1, 1, 1]
+    assert [shift.labels[:2] for shift in population.shifts] == [(), (9, 0), (8, 9)]
+    assert {shift.turns for shift in population.shifts} == {0}
+
+
+def test_sources_of_their_own_have_neither_sizes_nor_another_shift() -> None:
+    with pytest.raises(CoterieError, match="The groups of pacs are its sources; leave shift out"):
+        build("pacs", seed=0, shift="swap")
+    with pytest.raises(CoterieError, match="have data of their own; leave group_sizes out"):
+        build("pacs", seed=0, group_sizes=(3, 1))
+    with pytest.raises(CoterieError, match="its users as they are; leave group_sizes out"):
+        build("mnist-writers", seed=0, group_sizes=(3, 1))
 
 
 def test_unknown_scenario() -> None:

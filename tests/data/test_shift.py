@@ -45,8 +45,22 @@ def test_groups_of_rotations() -> None:
     assert [shift.turns for shift in rotations(2)] == [0, 2]
     assert [shift.turns for shift in rotations(3)] == [0, 1, 2]
     assert [shift.turns for shift in rotations(4)] == [0, 1, 2, 3]
-    with pytest.raises(CoterieError, match="at most 4 groups"):
-        rotations(5)
+    assert [(shift.turns, shift.mirrored) for shift in rotations(6)[3:]] == [(3, False), (0, True), (1, True)]
+    with pytest.raises(CoterieError, match="at most 8 groups"):
+        rotations(9)
+
+
+@pytest.mark.parametrize("first", rotations(8))
+@pytest.mark.parametrize("second", rotations(8))
+def test_turns_and_mirrors_combine(first: Shift, second: Shift) -> None:
+    """The eight symmetries of a square are a group: one after the other is one of them."""
+    samples = Samples(torch.arange(9).view(1, 1, 3, 3), torch.zeros(1, dtype=torch.int64))
+    assert torch.equal(combine(first, second)(samples).x, second(first(samples)).x)
+
+
+def test_only_images_can_be_mirrored() -> None:
+    with pytest.raises(CoterieError, match="cannot be mirrored"):
+        Shift(mirrored=True)(Samples(torch.zeros(1, 6), torch.zeros(1)))
 
 
 def test_rotation_errors() -> None:

@@ -217,6 +217,8 @@ def test_clients_come_and_go_by_round() -> None:
     assert Counter(stays.values()) == {(2, None): 3, (4, None): 1, (0, 5): 2}
     assert Faults().calendar(0, MANY) == {}
     assert stays == Faults(joins=((2, 3.0), (4, 1.0)), leaves=((5, 2.0),)).calendar(0, MANY[::-1])
+    last = Faults(joins=((2, 2.0),), joiners="last").calendar(0, MANY)
+    assert last == dict.fromkeys(sorted(MANY)[-2:], (2, None))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from .drift import Drift
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Source, numbered
-from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, Scenario, scaled
+from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, SHIFTS, Scenario, scaled
 from .share import Sharing, share_own_test, share_split
 from .shift import Shift, combine, cycles, domains, rotations, swaps
 from .users import build_users
@@ -39,15 +39,19 @@ def build(
     unseen: int | float = 0,
     partition: str | None = None,
     pixels: str | None = None,
+    shift: str | None = None,
+    group_sizes: Sequence[int] = (),
 ) -> LazyPopulation:
     """The population of a named scenario; what is not given comes from the scenario (see `SCENARIOS`).
 
     `samples` are a client's training samples, of which the fraction `validation` is set aside. `unseen` is a
     number of further clients that never train, or a fraction of `clients`. An `alpha` where the scenario's
-    partition has none makes it "dirichlet-client". `pixels` is how they are scaled, a name in `PIXELS`. `root` is the
-    data root (see `data_root`).
+    partition has none makes it "dirichlet-client". `pixels` is how they are scaled, a name in `PIXELS`. `shift` is
+    another way in which groups differ, a name in `SHIFTS`. `group_sizes` says how many clients each group has; with 0 a
+    group is there for a drift to new groups. `root` is the data root (see `data_root`).
     """
-    given = _Given(clients, samples, test_samples, groups, alpha, image_size, unseen, partition, pixels)
+    sizes = tuple(group_sizes)
+    given = _Given(clients, samples, test_samples, groups, alpha, image_size, unseen, partition, pixels, shift, sizes)
     given.check()
     if name not in SCENARIOS:
         raise unknown("scenario", name, SCENARIOS)
@@ -65,6 +69,8 @@ def build(
     total = _required(scenario.clients)
     extra = unseen if isinstance(unseen, int) else round(unseen * total)
     shifts = _shifts(scenario, total)
+    if sizes and len(scenario.datasets or scenario.domains) > 1:
+        raise CoterieError(f"The groups of {name} have data of their own; leave group_sizes out.")
     ids, unseen_ids = numbered(total, extra)
     return LazyPopulation(
         ids=ids,
@@ -78,6 +84,7 @@ def build(
         drifts=tuple(sorted(drifts, key=lambda one: one.round)),
         training=scenario.training,
         scenario=name,
+        sizes=sizes,
     )
 
 
@@ -94,6 +101,8 @@ class _Given:
     unseen: int | float
     partition: str | None
     pixels: str | None
+    shift: str | None
+    sizes: tuple[int, ...]
 
     def check(self) -> None:
         """Refuse what no scenario can do."""
@@ -122,10 +131,19 @@ class _Given:
             raise unknown("scale of pixels", self.pixels, PIXELS)
         if self.alpha is not None and self.partition not in (None, *ALPHA_PARTITIONS):
             raise CoterieError(f"The partition {self.partition} has no alpha; leave one of the two out.")
+        if self.shift is not None and self.shift not in SHIFTS:
+            raise unknown("shift", self.shift, SHIFTS)
+        if self.sizes and (min(self.sizes) < 0 or not sum(self.sizes)):
+            raise CoterieError(f"group_sizes is {list(self.sizes)}; give numbers of clients of at least 0.")
+        if self.sizes and self.clients not in (None, sum(self.sizes)):
+            raise CoterieError(f"group_sizes are {sum(self.sizes)} clients, not {self.clients}; leave clients out.")
+        if self.sizes and self.groups not in (None, len(self.sizes)):
+            raise CoterieError(f"group_sizes are {len(self.sizes)} groups, not {self.groups}; leave groups out.")
 
     def check_natural(self, name: str) -> None:
         """Refuse what makes no sense where clients are real people."""
-        for what, value in (("groups", self.groups), ("alpha", self.alpha), ("partition", self.partition)):
+        shaping = {"groups": self.groups, "alpha": self.alpha, "partition": self.partition, "shift": self.shift}
+        for what, value in {**shaping, "group_sizes": self.sizes or None}.items():
             if value is not None:
                 raise CoterieError(f"The clients of {name} are its users as they are; leave {what} out.")
 
@@ -137,14 +155,17 @@ class _Given:
         alpha = default.alpha if self.alpha is None else self.alpha
         if partition in ALPHA_PARTITIONS and alpha is None:
             raise CoterieError(f"The partition {partition} needs an alpha; give one, such as 10.")
+        if self.shift is not None and default.shift == "domain":
+            raise CoterieError(f"The groups of {default.name} are its sources; leave shift out.")
         return replace(
             default,
             partition=partition,
             alpha=alpha,
-            clients=default.clients if self.clients is None else self.clients,
+            shift=self.shift or default.shift,
+            clients=sum(self.sizes) or (default.clients if self.clients is None else self.clients),
             samples=default.samples if self.samples is None else self.samples,
             test_samples=default.test_samples if self.test_samples is None else self.test_samples,
-            groups=default.groups if self.groups is None else self.groups,
+            groups=len(self.sizes) or (default.groups if self.groups is None else self.groups),
             image_size=default.image_size if self.image_size is None else self.image_size,
             normalise=scaled(default, self.pixels or None),
         )

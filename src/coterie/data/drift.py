@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
+
+DriftTo = Literal["other", "new"]
 
 
 @dataclass(frozen=True)
@@ -15,12 +18,14 @@ class Drift:
     """From `round` on, clients belong to another group and have that group's data.
 
     Either a fraction of the clients, chosen at random, each of which moves to some other group; or the
-    clients that `groups` names, each to the group it gives.
+    clients that `groups` names, each to the group it gives. `to` says which groups are meant by "other": any, or only
+    those that have no member at the start.
     """
 
     round: int
     fraction: float = 0.0
     groups: Mapping[ClientId, int] = field(default_factory=dict)
+    to: DriftTo = "other"
 
     def __post_init__(self) -> None:
         if self.round < 0:

@@ -51,7 +51,9 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class LazyPopulation:
-    """Clients as rows of shared pools under the shift of their group. Client number i is in group i mod K.
+    """Clients as rows of shared pools under the shift of their group.
+
+    Client number i is in group i mod K; with `sizes`, the first so many clients are in the first group, and so on.
 
     Nothing but the list of names grows with the clients. `unseen_ids` are further clients, made in the same
     way, who never take part in training.
@@ -71,6 +73,8 @@ class LazyPopulation:
     """How a named scenario is trained; `coterie.run` takes its learning rate where none is set."""
     scenario: str = ""
     """The name of that scenario."""
+    sizes: tuple[int, ...] = ()
+    """How many clients each group has at the start; empty where all have the same number."""
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -79,6 +83,8 @@ class LazyPopulation:
             raise CoterieError(f"The validation part is {self.validation}; give a fraction from 0 to below 1.")
         if self.drifts and (not self.has_groups or len(self.shifts) < 2):
             raise CoterieError("These clients have no groups to drift between; leave the drift out.")
+        if any(drift.to == "new" for drift in self.drifts) and 0 not in self.sizes:
+            raise CoterieError("A drift to new groups needs a group without members: end group_sizes with 0.")
         for drift in self.drifts:
             for client, group in drift.groups.items():
                 if not 0 <= group < len(self.shifts):
@@ -156,16 +162,23 @@ class LazyPopulation:
 
     def _group(self, client: ClientId, at: int) -> int:
         number = self._number(client)
-        group = number % len(self.shifts)
+        group = self._first_group(number)
         for place, drift in enumerate(self.drifts):
             if at < drift.round:
                 continue
             if client in drift.groups:
                 group = drift.groups[client]
             elif number in self._drifted[place]:
-                step = 1 + int(rng(self.seed, "drift-to", place, client).integers(len(self.shifts) - 1))
-                group = (group + step) % len(self.shifts)
+                new = [k for k, size in enumerate(self.sizes) if not size] if drift.to == "new" else []
+                others = new or [(group + step) % len(self.shifts) for step in range(1, len(self.shifts))]
+                group = others[int(rng(self.seed, "drift-to", place, client).integers(len(others)))]
         return group
+
+    def _first_group(self, number: int) -> int:
+        """The group before any drift; unseen clients are in all groups alike."""
+        if not self.sizes or number >= len(self.ids):
+            return number % len(self.shifts)
+        return int(np.searchsorted(np.cumsum(self.sizes), number, side="right"))
 
     @cached_property
     def _numbers(self) -> dict[ClientId, int]:

@@ -22,6 +22,13 @@ PARTITIONS: dict[str, str] = {
     "shards": "samples sorted by label, two shards a client",
     "quantity": "sizes drawn from Dirichlet(alpha), labels at random",
 }
+SHIFTS: dict[str, str] = {
+    "rotation": "images turned by quarters; from the fifth group on mirrored too",
+    "swap": "a pair of labels exchanged, another in every group",
+    "cycle": "labels moved on by the number of the group",
+    "swap-rotation": "rotation and swap together",
+}
+"""The ways in which the groups of a scenario with one source can differ."""
 ALPHA_PARTITIONS = ("dirichlet", "dirichlet-client", "quantity")
 """Those that need an alpha."""
 PIXELS = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,))}

@@ -23,6 +23,8 @@ class Shift:
     """The new label of each class; empty where labels stay."""
     domain: int = 0
     """Which of the population's sources the samples come from."""
+    mirrored: bool = False
+    """Whether left and right are exchanged, after the turn."""
 
     def __call__(self, samples: Samples) -> Samples:
         """The samples after the shift; those it does not change are handed through without a copy."""
@@ -34,6 +36,10 @@ class Shift:
                     "square images."
                 )
             x = torch.rot90(x, self.turns % 4, (2, 3)).contiguous()
+        if self.mirrored:
+            if x.dim() != 4:
+                raise CoterieError(f"Inputs of shape {tuple(x.shape[1:])} cannot be mirrored; give images.")
+            x = x.flip(3).contiguous()
         if self.labels:
             y = torch.tensor(self.labels, dtype=torch.int64)[y]
         return Samples(x, y)
@@ -47,10 +53,15 @@ def rotation(degrees: int) -> Shift:
 
 
 def rotations(groups: int) -> list[Shift]:
-    """One rotation a group: 0 and 180 degrees for two groups (as PANM has it), else 0, 90, 180, 270."""
-    if not 1 <= groups <= 4:
-        raise CoterieError(f"Quarter turns make at most 4 groups and {groups} were asked for; ask for 1 to 4.")
-    return [rotation(degrees) for degrees in ((0, 180) if groups == 2 else (0, 90, 180, 270)[:groups])]
+    """One rotation a group: 0 and 180 degrees for two groups (as PANM has it), else 0, 90, 180, 270; from the fifth
+    group on the same, mirrored (ours)."""
+    if not 1 <= groups <= 8:
+        raise CoterieError(
+            f"Quarter turns, mirrored or not, make at most 8 groups and {groups} were asked for; ask for 1 to 8."
+        )
+    if groups == 2:
+        return [rotation(0), rotation(180)]
+    return [Shift(turns=number % 4, mirrored=number >= 4) for number in range(groups)]
 
 
 def swap(pairs: Sequence[tuple[int, int]], classes: int) -> Shift:
@@ -105,4 +116,5 @@ def combine(first: Shift, second: Shift) -> Shift:
         labels = tuple(second.labels[label] for label in first.labels)
     else:
         labels = first.labels or second.labels
-    return Shift((first.turns + second.turns) % 4, labels, first.domain or second.domain)
+    turns = first.turns + (-second.turns if first.mirrored else second.turns)  # a mirror turns the other way round
+    return Shift(turns % 4, labels, first.domain or second.domain, first.mirrored != second.mirrored)

@@ -19,6 +19,7 @@ from coterie.core.settings import (
 )
 from coterie.core.terminal import brief, shown
 from coterie.data.checks import Layout
+from coterie.data.drift import DriftTo
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON
@@ -47,6 +48,9 @@ class ScenarioConfig:
     validation: float = 0.0
     unseen: float = 0
     drift: Schedule = ()
+    drift_to: DriftTo = "other"
+    shift: str | None = None
+    group_sizes: tuple[int, ...] = ()
     layout: Layout | None = None
 
     def __post_init__(self) -> None:

@@ -52,12 +52,15 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
         image_size=scenario.image_size,
         validation=scenario.validation,
         unseen=int(scenario.unseen) if scenario.unseen >= 1 else scenario.unseen,
-        drift=[Drift(when, share) for when, share in scenario.drift],
+        drift=[Drift(when, share, to=scenario.drift_to) for when, share in scenario.drift],
+        shift=scenario.shift,
+        group_sizes=scenario.group_sizes,
     )
 
 
 _SHAPING = {
-    *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels", "image_size", "drift", "unseen")
+    *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels", "image_size", "drift", "unseen"),
+    *("shift", "group_sizes"),
 }
 
 

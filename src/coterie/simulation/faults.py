@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +39,9 @@ class Faults:
     )
     joins: Schedule = field(default=(), metadata={"help": "round:number of clients that join then, e.g. 5:4,9:2"})
     leaves: Schedule = field(default=(), metadata={"help": "round:number of clients that leave then"})
+    joiners: Literal["drawn", "last"] = field(
+        default="drawn", metadata={"help": "who joins late: clients drawn at random, or the last ones by name"}
+    )
     attackers: int = field(default=0, metadata={"help": "clients that send false replies on purpose"})
     attack: Attack = field(
         default="negate", metadata={"help": "what they send: negate, norm, size, minus, near, claim or hidden"}
@@ -120,6 +124,8 @@ class Faults:
         wanted = sum(int(number) for _, number in (*self.joins, *self.leaves))
         if wanted > len(ids):
             raise CoterieError(f"faults.joins and faults.leaves name {wanted} clients, but there are only {len(ids)}.")
+        if self.joiners == "last":
+            order.sort()
         stays: dict[ClientId, tuple[int, int | None]] = {}
         for when, number in self.joins:
             for _ in range(int(number)):
