@@ -15,7 +15,7 @@ from .drift import Drift
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Source, numbered
-from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, SHIFTS, Scenario, scaled
+from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, SHIFTS, Scenario, ShiftKind, scaled
 from .share import Sharing, share_own_test, share_split
 from .shift import Shift, combine, cycles, domains, rotations, swaps
 from .users import build_users
@@ -39,7 +39,7 @@ def build(
     unseen: int | float = 0,
     partition: str | None = None,
     pixels: str | None = None,
-    shift: str | None = None,
+    shift: ShiftKind | None = None,
     group_sizes: Sequence[int] = (),
 ) -> LazyPopulation:
     """The population of a named scenario; what is not given comes from the scenario (see `SCENARIOS`).
@@ -101,7 +101,7 @@ class _Given:
     unseen: int | float
     partition: str | None
     pixels: str | None
-    shift: str | None
+    shift: ShiftKind | None
     sizes: tuple[int, ...]
 
     def check(self) -> None:

@@ -20,6 +20,7 @@ from coterie.core.settings import (
 from coterie.core.terminal import brief, shown
 from coterie.data.checks import Layout
 from coterie.data.drift import DriftTo
+from coterie.data.scenarios import ShiftKind
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON
@@ -49,7 +50,7 @@ class ScenarioConfig:
     unseen: float = 0
     drift: Schedule = ()
     drift_to: DriftTo = "other"
-    shift: str | None = None
+    shift: ShiftKind | None = None
     group_sizes: tuple[int, ...] = ()
     layout: Layout | None = None
 
