@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from coterie.core.errors import CoterieError
+from coterie.core.notes import Note
 from coterie.core.samples import ClientId
 from coterie.core.terminal import shortly
 from coterie.deploy.boundary import LATEST, check_name, whole_number
@@ -17,7 +17,7 @@ _MOST_SAYINGS = 1_000
 class Presence:
     """Names that others claim, those that are believed, and the progress of each."""
 
-    def __init__(self, name: ClientId, note: Callable[[str], None]) -> None:
+    def __init__(self, name: ClientId, note: Note) -> None:
         self._name, self._note, self._lock = name, note, threading.Lock()
         self._claimed: set[ClientId] = set()
         self._alive: set[ClientId] = set()

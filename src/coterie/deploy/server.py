@@ -17,6 +17,7 @@ from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.federation import Engine, Failure, Ledger, Purpose, Question, Replies
 from coterie.core.interrupts import pause
 from coterie.core.message import Message
+from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.deploy.imagined import imagined
@@ -60,7 +61,7 @@ def gathered(
     patience: float,
     go_on: str,
     fitting: Callable[[Hellos], Hellos] = lambda there: there,
-    note: Callable[[str], None] = lambda _: None,
+    note: Note = silent,
 ) -> dict[ClientId, Hello]:
     """Those who are there and fit, once there are enough of them."""
     until = time.monotonic() + patience
@@ -96,8 +97,8 @@ class RemoteFederation(Engine):
         path: str = "deployment",
         go_on: str = "coterie serve --resume",
         inputs: str = "",
-        note: Callable[[str], None] = lambda _: None,
-        on_saved: Callable[[int, list[ClientId]], None] = lambda _, __: None,
+        note: Note = silent,
+        on_saved: Callable[[int, list[ClientId]], None] = silent,
     ) -> None:
         self.task, self.spec, self._path = task, spec, path
         self.seed, self.round = spec.seed, 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.interrupts import pause
+from coterie.core.notes import Note
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import check_name
 from coterie.deploy.ports import check_free
@@ -81,7 +82,7 @@ def _run(
     free: bool,
     tls: bool,
     seconds: float,
-    note: Callable[[str], None],
+    note: Note,
 ) -> None:
     number = len(names)
     if tls:
@@ -117,9 +118,7 @@ def _run(
             process.wait()
 
 
-def _await(
-    config: RunConfig, out: Path, running: dict[ClientId, subprocess.Popen[bytes]], note: Callable[[str], None]
-) -> None:
+def _await(config: RunConfig, out: Path, running: dict[ClientId, subprocess.Popen[bytes]], note: Note) -> None:
     said, alive, every = 0, True, max(1, config.rounds // _LINES)
     while alive:
         alive = any(process.poll() is None for process in running.values())  # then one more look: the last round counts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from coterie.core.errors import CoterieError
 from coterie.core.interrupts import pause
+from coterie.core.notes import Note
 from coterie.core.samples import ClientId
 from coterie.data.scenarios import SCENARIOS
 from coterie.deploy.boundary import check_name, checked
@@ -120,7 +120,7 @@ def peer_method(config: RunConfig) -> PeerMethod[object]:
 
 
 def _run_spec(
-    config: RunConfig, connection: PeerConnection, everyone: set[ClientId], own: Hello, note: Callable[[str], None]
+    config: RunConfig, connection: PeerConnection, everyone: set[ClientId], own: Hello, note: Note
 ) -> RunSpec:
     """What this peer's own configuration says, with the classes and the normalisation of the network.
 
@@ -147,9 +147,7 @@ def _run_spec(
     return replace(agree(config, hellos), run=network_of(config))
 
 
-def _told(
-    config: RunConfig, connection: PeerConnection, others: list[ClientId], note: Callable[[str], None]
-) -> RunSpec | None:
+def _told(config: RunConfig, connection: PeerConnection, others: list[ClientId], note: Note) -> RunSpec | None:
     """What most of the others say that the run is about, of those whose word fits our own configuration."""
     said: list[RunSpec] = []
     for name, text in connection.ask("agreement", others).items():

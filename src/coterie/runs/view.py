@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from coterie.core.notes import Note
 from coterie.runs.result import Result
 
 
@@ -41,7 +42,7 @@ class SilentView:
 class NotesOnly(SilentView):
     """Passes on notes, and nothing else."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Note) -> None:
         self._note = note
 
     def note(self, text: str) -> None:

@@ -23,6 +23,7 @@ from coterie.core.jobs import (
     Setting,
 )
 from coterie.core.message import Message
+from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
 from coterie.data.describe import largest_share
@@ -32,7 +33,6 @@ from coterie.simulation.attacks import Attackers, disguised
 from coterie.simulation.faults import Faults
 from coterie.simulation.malloc import keep_freed_blocks
 from coterie.simulation.workers import (
-    Note,
     ProcessWorkers,
     ThreadWorkers,
     Workers,
@@ -69,8 +69,8 @@ class Simulator(Engine):
         seed: int,
         faults: Faults | None = None,
         options: EngineOptions | None = None,
-        note: Note = lambda _: None,
-        progress: Progress = lambda *_: None,
+        note: Note = silent,
+        progress: Progress = silent,
     ) -> None:
         self.seed, self.round, self.task = seed, 0, task
         self.ledger = Ledger()

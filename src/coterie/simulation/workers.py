@@ -27,18 +27,18 @@ from coterie.core.jobs import (
     perform,
 )
 from coterie.core.message import Message
+from coterie.core.notes import Note, silent
 from coterie.core.threads import use_one_thread, worker_pool
 from coterie.simulation.shared_memory import Arena, Parcel
 
 _SURELY_WORTH_SHARING = 0.005  # seconds a client
-Note = Callable[[str], None]
 Done = Callable[[Job], None]
 
 
 class Workers(Protocol):
     """Something that performs jobs and returns their outcomes in order."""
 
-    def run(self, jobs: Sequence[Job], message: Message, done: Done = lambda _: None) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, done: Done = silent) -> list[Outcome]:
         """Perform all jobs, and tell of each that is done."""
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class ThreadWorkers:
         self._pool = worker_pool(workers) if workers > 1 else None
         self._pace: dict[tuple[str, bool], float] = {}  # best seconds a client of (client function, alone or shared)
 
-    def run(self, jobs: Sequence[Job], message: Message, done: Done = lambda _: None) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, done: Done = silent) -> list[Outcome]:
         """Perform all jobs."""
         if self._pool is None or not jobs:
             return self._run_here(jobs, message, done)
@@ -115,7 +115,7 @@ class _Process:
 class ProcessWorkers:
     """Jobs in forked processes. One that dies is named, replaced once, and its job is done again."""
 
-    def __init__(self, setting: Setting, workers: int, note: Note = lambda _: None) -> None:
+    def __init__(self, setting: Setting, workers: int, note: Note = silent) -> None:
         self._setting, self._note = setting, note
         self._replaced = False
         self._crew: list[_Process] = []
@@ -137,7 +137,7 @@ class ProcessWorkers:
         theirs.close()
         return _Process(process, ours, arenas)
 
-    def run(self, jobs: Sequence[Job], message: Message, done: Done = lambda _: None) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, done: Done = silent) -> list[Outcome]:
         """Perform all jobs, each by the next worker that is free."""
         self._message.clear()
         sent = Parcel.of(self._message, message.kind, message.skeleton, message.tensors, message.common)

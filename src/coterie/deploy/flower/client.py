@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from flwr.app import Message
 
 from coterie.core.errors import CoterieError
 from coterie.core.interrupts import pause
+from coterie.core.notes import Note, silent
 from coterie.core.wire import WireError
 from coterie.deploy.boundary import reason_of
 from coterie.deploy.client import Device
@@ -193,7 +193,7 @@ def join(
     wait: float,
     limit: int,
     stay: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    note: Note = silent,
 ) -> None:
     """Take part in the runs of a server until it says goodbye; one that is away is waited for, `wait` seconds long."""
     away: float | None = None
@@ -282,7 +282,7 @@ def _unreachable(server: str, security: Security, error: Exception) -> Exception
     return _Gone(f"{server} cannot be reached ({text})")
 
 
-def _serve(device: Device, session: Session, limit: int, stay: bool, note: Callable[[str], None]) -> bool:
+def _serve(device: Device, session: Session, limit: int, stay: bool, note: Note) -> bool:
     """Answer messages; true when the server has said goodbye. No message can end this client."""
     unforeseen = 0
     while True:

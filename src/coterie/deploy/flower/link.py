@@ -17,6 +17,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from coterie.core.notes import Note
 from coterie.deploy.flower.compat import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, PushMessagesResponse, PushObjectRequest
 
 PARENT = "COTERIE_PARENT_PID"
@@ -63,7 +64,7 @@ class Uploads:
 class RequestFilter:
     """Lets clients to the clients' part, the run's own server to the rest; refuses what is too long; says so."""
 
-    def __init__(self, app: App, limit: int, say: Callable[[str], None], token: str = "") -> None:
+    def __init__(self, app: App, limit: int, say: Note, token: str = "") -> None:
         self._app, self._limit, self._write, self._token = app, limit, say, token
         self._lines = 0
         self.uploads = Uploads(limit)

@@ -20,6 +20,7 @@ from coterie.core import wire
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.federation import Failure, Purpose
 from coterie.core.interrupts import pause
+from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import blamed, checked
 from coterie.deploy.client import Device
@@ -67,7 +68,7 @@ def answer(
     device: Device,
     message: Message,
     limit: int = wire.DEFAULT_LIMIT,
-    hear: Callable[[str], None] = lambda _: None,
+    hear: Note = silent,
 ) -> Message:
     """What a client replies to a message; a refusal is carried as Flower's error. No message can end the client."""
     try:
@@ -77,7 +78,7 @@ def answer(
         return refusal(message, str(error))
 
 
-def _answered(device: Device, message: Message, limit: int, hear: Callable[[str], None]) -> RecordDict:
+def _answered(device: Device, message: Message, limit: int, hear: Note) -> RecordDict:
     action = message.metadata.message_type.partition(".")[2]
     if action in (HELLO, GOODBYE):
         return content_of(to_text(device.hello))
@@ -108,7 +109,7 @@ class FlowerTransport:
         *,
         seconds: float,
         names: Mapping[int, ClientId] | None = None,
-        note: Callable[[str], None] = lambda _: None,
+        note: Note = silent,
         alive: Callable[[], None] = lambda: None,
         limit: int = wire.DEFAULT_LIMIT,
     ) -> None:

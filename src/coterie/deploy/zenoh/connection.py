@@ -20,6 +20,7 @@ import zenoh
 
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.interrupts import pause
+from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import (
     LATEST,
@@ -54,7 +55,7 @@ class PeerConnection:
         hello: Hello,
         address: Address,
         limit: int,
-        note: Callable[[str], None] = lambda _: None,
+        note: Note = silent,
     ) -> None:
         self.name, self.limit, self._note = name, limit, note
         self._identity = None if address.security is None else address.security.identity(name)

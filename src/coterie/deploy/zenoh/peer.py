@@ -29,6 +29,7 @@ from coterie.core.federation import (
     Replies,
 )
 from coterie.core.interrupts import pause
+from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId, Population
 from coterie.core.states import (
     Stack,
@@ -79,7 +80,7 @@ class Deployed(RoundMethod[PeerState]):
     method: PeerMethod[Any]
     connection: PeerConnection
     pace: Pace = field(default_factory=Pace)
-    note: Callable[[str], None] = field(default=lambda _: None)
+    note: Note = silent
 
     state_type: ClassVar[type[PeerState]] = PeerState
 
@@ -202,7 +203,7 @@ class PeerFederation(Engine):
         *,
         at_end: Callable[[], None],
         last: int,
-        note: Callable[[str], None] = lambda _: None,
+        note: Note = silent,
     ) -> None:
         self.name, self.task, self.data, self.seed, self.round = name, task, data, seed, 0
         self.ledger = Ledger()
