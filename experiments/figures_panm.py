@@ -120,7 +120,7 @@ def _metrics(setting: _Setting, out: Path, seeds: Sequence[int], note: Note, *, 
 def _theory(setting: _Setting, out: Path, seeds: Sequence[int], note: Note, *, groups: int, rounds: int) -> str:
     numbers = (setting.peers, setting.peers // groups, _CANDIDATES, _NEIGHBOURS)
     lines = [
-        _row("Theorem 1: all k of the own group", confidence(*numbers, rounds), rounds),
+        _row("Theorem 1: all k of its own group", confidence(*numbers, rounds), rounds),
         _row("the same, simulated", simulated_confidence(*numbers, rounds, trials=2000, seed=0), rounds),
         _row("Theorem 1 for PENS", confidence(*numbers, 1) * rounds, rounds),
     ]
@@ -136,7 +136,7 @@ def _theory(setting: _Setting, out: Path, seeds: Sequence[int], note: Note, *, g
             )
             for seed in seeds
         ]  # fmt: skip
-        lines.append(_row(f"{label}: all k of the own group", _means(runs, "pure"), rounds))
+        lines.append(_row(f"{label}: all k of its own group", _means(runs, "pure"), rounds))
         lines.append(_row(f"{label}: precision", _means(runs, "precision"), rounds))
         note(f"{groups} groups, {label}: {lines[-1]}")
     return markdown([f"{groups} rotations, round", *map(str, _columns(rounds))], lines)

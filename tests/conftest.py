@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# the same examples every time: a test that fails for one in a thousand is of no use to whoever changed something else
+# the same examples every time: a test that fails for one in a thousand is of no use to those who changed something else
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 torch.default_generator.manual_seed(0)  # for what test files make when they are imported

@@ -101,7 +101,7 @@ def test_what_no_honest_client_sends_is_not_used_at_all() -> None:
     assert too_long("clipped", models, sent) == {3: pytest.approx(31 / 2)}
     assert too_long("mean", models, sent) == {}
     assert too_long("clipped", column(1, 2, 3, -20), sent) == {}, f"{FAR:g} medians are still believed"
-    assert too_long("clipped", column(1, -900, 1), column(0, 0, 0)) == {}, "of three nobody knows who is odd"
+    assert too_long("clipped", column(1, -900, 1), column(0, 0, 0)) == {}, "of three none can be called odd"
     late = column(*[100.0] * 4)
     assert too_long("clipped", column(100.1, 100.1, 100.1, 102), late) == {}, "20 medians, but a fiftieth of the model"
     assert too_long("clipped", column(100.1, 100.1, 100.1, -500), late) == {3: pytest.approx(6000)}, "-5 w is seen"
@@ -184,7 +184,7 @@ def test_a_reply_weighs_what_its_client_said() -> None:
     assert good == [0]
     assert bad["b"].kind == "refused"
     assert bad["b"].reason == "it claims 1e+09 samples and said 7 when it joined"
-    assert "c" in bad, "nobody has fewer than no samples, whatever it said"
+    assert "c" in bad, "fewer than no samples are refused, whatever it said"
 
 
 AVERAGING = sorted(set(METHODS) - {"local", "fedfomo"})

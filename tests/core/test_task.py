@@ -46,7 +46,7 @@ def test_initial_models_are_the_same_in_every_thread(digits: OwnPopulation) -> N
 
 @pytest.mark.parametrize("wrap", [lambda net: net, lambda net: lambda: net], ids=["ready", "lambda"])
 def test_a_ready_network_is_the_start(wrap: Callable[[nn.Module], nn.Module], digits: OwnPopulation) -> None:
-    """It is the shared start; further models of the same run are drawn anew; it is itself never trained."""
+    """It is the shared start; further models of the same run are drawn again; it is itself never trained."""
     net = small_net()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     task = Task.of(wrap(net), digits)

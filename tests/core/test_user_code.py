@@ -200,7 +200,7 @@ def with_sizes(digits: OwnPopulation, *sizes: int) -> OwnPopulation:
 
 @pytest.mark.parametrize("batch", [0, 4])
 def test_a_batch_of_one_is_left_out_where_batches_are_normalised(batch: int, digits: OwnPopulation) -> None:
-    """Of a client with one sample there is no step, of one with two there is one an epoch; nobody's run ends."""
+    """Of a client with one sample there is no step, of one with two there is one an epoch; no run ends."""
     population = with_sizes(digits, 1, 2, 9)
     task, opt = Task.of(norm_net, population), Optimiser(epochs=2, batch=batch, lr=0.05)
     c = cohort(population, task)

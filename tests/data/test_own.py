@@ -105,7 +105,7 @@ def test_groups_validation_and_unseen() -> None:
         ((np.zeros((3, 2)), np.array([0, -1, 2])), "has the label -1"),
         ((np.array([[np.nan], [0.0], [1.0]]), np.zeros(3, int)), "NaN or infinity"),
         ((np.zeros((3, 2), np.int64), np.zeros(3, int)), "are int64; give uint8 or float"),
-        ((np.array(["x", "y"]), np.zeros(2, int)), "no array of numbers"),
+        ((np.array(["x", "y"]), np.zeros(2, int)), "not an array of numbers"),
         ((np.zeros((1, 2)), np.zeros(1, int)), "has one sample and needs two"),
         ((np.zeros((3, 2)),), r"needs \(x, y\)"),
         ((np.zeros((3, 2)), np.zeros(3, int), np.zeros((3, 4)), np.zeros(3, int)), "bring all to one shape"),
@@ -300,7 +300,7 @@ def test_leaf_folder_of_features(tmp_path: Path) -> None:
     assert population.normalise == Normalise()
     assert tuple(population.ids) == ("u",)  # v has a single sample
     assert (len(population.client("u").train), len(population.client("u").test)) == (4, 1)
-    with pytest.raises(CoterieError, match="are no images; leave the image size out"):
+    with pytest.raises(CoterieError, match="are not images; leave the image size out"):
         from_path(tmp_path, image_size=14)
 
 

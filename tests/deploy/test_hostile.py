@@ -70,7 +70,7 @@ class Guest(threading.Thread):
 
 
 class House:
-    """A server without keys, two honest clients, and whoever else comes."""
+    """A server without keys, two honest clients, and others that come."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()

@@ -285,7 +285,7 @@ def test_an_answer_that_is_too_long_is_not_put_together() -> None:
         ({"method": "fedavg", "settings": {}}, "needs a server"),
         ({"faults": {"loss": 0.5}}, "leave the table"),
         ({"settings": {"topology": "ring"}}, "shape a simulated network"),
-        ({"settings": {"partners": "oracle"}}, "Nobody knows the true groups"),
+        ({"settings": {"partners": "oracle"}}, "The true groups of real peers are not known"),
     ],
 )
 def test_what_real_peers_cannot_do_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

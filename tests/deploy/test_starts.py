@@ -92,7 +92,7 @@ def test_peers_are_not_started_where_they_cannot_run(coterie: Command, tmp_path:
     config.write_text(config.read_text().replace("fedavg", "gossip"))
     for local in (-1, 0, 1, 5):
         assert f"--local {local}: give at least 2, and no more than the scenario's 4 clients" in refused(local)
-    assert "65536 is no port; choose a --port from 1 to 65535" in refused(port=65534)
+    assert "65536 is not a port; choose a --port from 1 to 65535" in refused(port=65534)
     assert "--timeout above 0" in refused(timeout=0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another --port" in refused(port=taken.getsockname()[1])
@@ -131,7 +131,7 @@ def test_a_server_that_cannot_start_leaves_no_folder(
         return said.err
 
     for port in (99999, 0, -1):
-        assert f"{port} is no port; choose a --port from 1 to 65535" in refused("--port", port)
+        assert f"{port} is not a port; choose a --port from 1 to 65535" in refused("--port", port)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another --port or --host" in refused("--port", taken.getsockname()[1])
     assert "takes no runs" in refused("--superlink", f"127.0.0.1:{free_port()}")

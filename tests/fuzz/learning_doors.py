@@ -144,7 +144,7 @@ def servers(population: OwnPopulation, folder: Path, clients: int) -> list[Door]
         seeds = {action: reply for action, _, reply in forger.sent}
 
         def step(data: bytes, learnt: Any = learnt, fed: Any = fed, forger: Any = forger, start: Any = start) -> None:
-            fed.begin(fed.round + 300)  # whoever had broken the rules is asked again
+            fed.begin(fed.round + 300)  # a client that had broken the rules is asked again
             fed.failures.clear()
             forger.answer = data
             learnt.step(start, fed)

@@ -274,7 +274,7 @@ def test_regression_is_refused_in_one_sentence() -> None:
         run(Embedding(), rows(([1.0], [2]), ([1.0], [6])), one_weight(), rounds=1, loss="mse")
     part = Samples(torch.rand(6, 1, 8, 8, generator=torch_rng(0, "images")), torch.linspace(0, 1, 6))
     measured = OwnPopulation(dict.fromkeys("abcd", ClientData(part, part)), (1, 8, 8), 1, Normalise())
-    with pytest.raises(CoterieError, match="these targets are no classes"):
+    with pytest.raises(CoterieError, match="these targets are not classes"):
         run(Embedding(encoder_rounds=1), measured, net, rounds=1, loss=lambda out, y: ((out[:, 0] - y) ** 2).mean())
 
 

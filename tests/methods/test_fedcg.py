@@ -152,7 +152,7 @@ def test_domain_specific_models_are_oracles(kernel: bool, digits: OwnPopulation)
 
 
 class Awkward(nn.Module):
-    """A network of somebody else's, with parameters that FedCG's layers have, too, and one layer in two places."""
+    """A network of the user's, with parameters that FedCG's layers have, too, and one layer in two places."""
 
     def __init__(self) -> None:
         super().__init__()

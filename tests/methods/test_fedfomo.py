@@ -50,7 +50,7 @@ def test_without_any_gain_the_old_model_stays() -> None:
 
 
 def test_negative_weights_are_dropped() -> None:
-    """a's model (1) is good for a, c's (-2, loss 16 on a) is worse than the start: only the own model counts."""
+    """a's model (1) is good for a, c's (-2, loss 16 on a) is worse than the start: only its own model counts."""
     clients = rows(([1.0], [2]), ([1.0], [-4]))
     result = run(FedFomo(**STEP), clients, one_weight(), rounds=1, loss="mse")
     assert float(result.models["client-a"]["weight"]) == pytest.approx(1.0, abs=1e-6)

@@ -108,7 +108,7 @@ def test_classes_that_clients_lack_make_no_cluster() -> None:
 
 @pytest.mark.parametrize("missing", ["mean", "noise"])
 def test_clients_say_which_classes_they_have(missing: Literal["mean", "noise"]) -> None:
-    """Under "noise", as the authors have it, nobody says so; the styles that are sent are the same."""
+    """Under "noise", as the authors have it, no client says so; the styles that are sent are the same."""
     population = build("rotated-digits", seed=0)
     ids = tuple(population.ids[:6])
     data = tuple(population.client(client) for client in ids)

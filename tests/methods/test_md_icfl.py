@@ -199,7 +199,7 @@ def test_an_empty_cluster_keeps_its_model(digits: OwnPopulation) -> None:
     assert empty
     for k in range(9):
         assert (largest_gap(row(result.state.models, k), start) == 0) == (k in empty)
-    assert set(result.models) == {f"cluster-{k}" for k in set(range(9)) - empty}, "nobody's models are not saved"
+    assert set(result.models) == {f"cluster-{k}" for k in set(range(9)) - empty}, "models of no client are not saved"
 
 
 def test_absent_clients_keep_their_cluster_and_newcomers_get_one(digits: OwnPopulation) -> None:

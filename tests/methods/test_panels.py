@@ -11,7 +11,7 @@ from coterie.methods.embedding.panels import _privacy
     ("flips", "reports", "often", "chance", "epsilon"),
     [
         ([0.2, 0.2], 1, "once", "0.2.", "1.39 per bit, 277 in total."),
-        ([0.2], 2, "anew (of a bit at most two answers)", "0.2.", "1.39 per bit, 555 in total."),
+        ([0.2], 2, "again (of a bit at most two answers)", "0.2.", "1.39 per bit, 555 in total."),
         ([0.2, 0.0, 0.1], 1, "once", "0 to 0.2, as", "infinite (the bits are sent as they are) to 1.39 per bit, 277"),
     ],
 )

@@ -18,7 +18,7 @@ from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods.p2p.base import Answers, Inbox, PeerView
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     as_rows,
     members,
     peer_key,
@@ -123,7 +123,7 @@ def test_gossip_asks_k_of_the_neighbours_and_takes_them_all() -> None:
     after, chosen = selected(method, lone(), before, asked(wanted))
     assert names(members(after.neighbours[0])) == ["p01", "p02", "p03"]
     assert chosen.all()
-    assert after.scored.shape[1] == 0 or not (after.scored != NOBODY).any()
+    assert after.scored.shape[1] == 0 or not (after.scored != NO_PEER).any()
 
 
 def test_matching_drops_strangers_and_takes_in_friends() -> None:
@@ -196,7 +196,7 @@ def test_identical_peers_have_no_direction(digits: OwnPopulation) -> None:
     first = run(made("panm", lr=1e-30, t1=1, tau=1), digits, small_net, rounds=1, seed=1)
     assert bool((first.state.node["similarity"] == 0).all())
     later = run(made("panm", lr=1e-30, t1=1, tau=1), digits, small_net, rounds=3, seed=1)
-    assert bool((later.state.node["neighbours"] != NOBODY).any(1).all())
+    assert bool((later.state.node["neighbours"] != NO_PEER).any(1).all())
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -265,6 +265,6 @@ def test_late_weighing_is_the_papers_in_stage_one_and_fishers_after_it(digits: O
 def test_lists_never_become_empty_under_churn(digits: OwnPopulation) -> None:
     faults = Faults(crash=0.2, freeze=0.2, loss=0.3, outage=2)
     result = run(made("panm", t1=2, tau=1, k=2, l=3), digits, small_net, rounds=8, seed=3, faults=faults)
-    had = torch.tensor([bool((scored != NOBODY).any()) for scored in result.state.node["scored"]])
-    has = (result.state.node["neighbours"] != NOBODY).any(1)
+    had = torch.tensor([bool((scored != NO_PEER).any()) for scored in result.state.node["scored"]])
+    has = (result.state.node["neighbours"] != NO_PEER).any(1)
     assert bool(has[had].all())

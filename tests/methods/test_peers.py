@@ -32,7 +32,7 @@ from coterie.methods.p2p.network_state import Network
 from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.simulation import Simulated, in_simulator
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     members,
     peer_key,
     peer_keys,
@@ -53,9 +53,9 @@ def models(*values: list[float]) -> Stack:
 
 
 def inbox(model: Stack, index: list[list[int]], start: Stack | None = None) -> Inbox:
-    """Peer i has row i; whoever sits in row j has key 100 + j."""
+    """Peer i has row i; the peer in row j has key 100 + j."""
     rows_ = torch.tensor(index)
-    keys = torch.where(rows_ >= 0, rows_ + 100, NOBODY)
+    keys = torch.where(rows_ >= 0, rows_ + 100, NO_PEER)
     heard = torch.empty(len(model["weight"]), 0, dtype=torch.int64)
     return Inbox(Answers(model, start, heard), torch.arange(len(index)), keys, rows_, torch.full((len(index),), 9))
 
@@ -133,7 +133,7 @@ def test_the_kernel_and_torch_agree_on_directions_and_means() -> None:
     end, start = ({n: torch.randn(12, *t.shape, dtype=t.dtype) for n, t in origin.items()} for _ in range(2))
     index = torch.tensor([[1, 2, 3, -1], [0, 2, -1, 11], [-1, -1, -1, -1], [0, 1, 2, 2]])
     heard = torch.empty(12, 0, dtype=torch.int64)
-    keys = torch.where(index >= 0, index + 100, NOBODY)
+    keys = torch.where(index >= 0, index + 100, NO_PEER)
     box = Inbox(Answers(end, start, heard), torch.arange(4), keys, index, torch.full((4,), 9))
     fast_one, plain = (directions(task, origin, box, 0.3) for task in tasks)
     assert torch.allclose(fast_one, plain, rtol=0, atol=1e-12)
@@ -282,7 +282,7 @@ def test_peers_keep_to_those_they_know(name: str, topology: str, digits: OwnPopu
 def test_hearsay_spreads_and_costs_bytes(digits: OwnPopulation) -> None:
     quiet = run(made("gossip", topology="ring", degree=2, k=2), digits, small_net, rounds=4, seed=1)
     loud = run(made("gossip", topology="ring", degree=2, k=2, hearsay=2), digits, small_net, rounds=4, seed=1)
-    before, after = (int((result.state.known != NOBODY).sum()) for result in (quiet, loud))
+    before, after = (int((result.state.known != NO_PEER).sum()) for result in (quiet, loud))
     assert before == 9 * 2
     assert after > before
     for client, known in zip(loud.state.ids, loud.state.known, strict=True):

@@ -16,7 +16,7 @@ from coterie.data import build
 from coterie.methods.p2p.base import Answers, Inbox, PeerView
 from coterie.methods.p2p.pens import PENS, Tally
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     as_rows,
     members,
     peer_keys,
@@ -115,4 +115,4 @@ def test_pens_finds_most_of_the_own_group() -> None:
     last = result.state.history[-1]
     assert last["recall"] > 0.8
     assert last["precision"] > 0.7  # chance would be 7/15
-    assert bool((result.state.node["seen"] != NOBODY).any())
+    assert bool((result.state.node["seen"] != NO_PEER).any())

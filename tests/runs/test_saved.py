@@ -1,4 +1,4 @@
-"""Saved models: what a run leaves in `models` is the whole model, and only models that somebody uses."""
+"""Saved models: what a run leaves in `models` is the whole model, and only models that a client uses."""
 
 from __future__ import annotations
 

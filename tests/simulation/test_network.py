@@ -20,7 +20,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.p2p.base import Answers, Inbox
 from coterie.methods.p2p.simulation import Meeting
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     Topology,
     acquaintances,
     as_rows,
@@ -40,7 +40,7 @@ IDS = [f"c{i}" for i in range(12)]
 def test_keys_depend_on_the_name_alone() -> None:
     assert peer_keys(["b", "a"]).tolist() == [peer_key("b"), peer_key("a")]
     assert len(set(peer_keys([str(i) for i in range(5000)]).tolist())) == 5000
-    assert min(peer_keys(IDS)) > NOBODY
+    assert min(peer_keys(IDS)) > NO_PEER
 
 
 def test_rows_of_keys_and_back() -> None:

@@ -21,7 +21,7 @@ from coterie.core.errors import CoterieError, Interrupted
 from coterie.core.terminal import harmless
 
 # Only what is light: a command imports what it needs when it is called, so that `coterie --help` need not wait for
-# torch, and Ctrl-C during that wait is heard by `main`.
+# torch, and Ctrl-C during that wait is handled by `main`.
 
 app = typer.Typer(
     cls=cli_help.Commands,

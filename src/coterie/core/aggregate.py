@@ -15,7 +15,7 @@ Every method that averages models does it here; which rule it uses is the settin
   Pillutla et al. 2022, "Robust aggregation for federated learning").
 
 What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` times the median of its
-cluster; `clipped` lets nobody pull, weight times length, more than `LONGEST` median pulls; and an update more than
+cluster; `clipped` lets no reply pull, weight times length, more than `LONGEST` median pulls; and an update more than
 `FAR` times as long as the median of all replies of a round, and as long as the model itself, is not used at all,
 neither for the mean nor for finding clusters (`too_long`).
 """
@@ -50,11 +50,11 @@ HEAVIEST = 3.0
 REACH = 2.0
 """Between peers `clipped` goes no farther than this many median distances."""
 FAR = 10.0
-"""An update this many times as long as the median is no honest one."""
+"""An update this many times as long as the median is not an honest one."""
 MARKED = 1.0
 """... if it is also longer than so many times the model that was sent."""
 FEWEST = 4
-"""Of fewer replies than this nobody can say which is the odd one."""
+"""Among fewer replies than this none can be called the odd one."""
 _TRIM = 0.2
 _WEISZFELD_STEPS = 32
 _NEAR = 1e-6  # nu of the smoothed Weiszfeld algorithm
@@ -88,7 +88,7 @@ def combined(
 
 def combined_one(rule: Rule, models: Stack, weights: Tensor, sent: State) -> State:
     """The same where all replies are of one group."""
-    if not bool((weights > 0).any()):  # nobody has a sample: all alike
+    if not bool((weights > 0).any()):  # no client has a sample: all weigh the same
         weights = torch.ones(count(models), dtype=torch.float64)
     return row(combined(rule, models, weights, torch.zeros(count(models), dtype=torch.int64), stack([sent])), 0)
 
@@ -168,7 +168,7 @@ def distances(models: Stack, others: Stack) -> Tensor:
 def combined_bags(rule: Rule, models: Stack, own: Tensor, others: Tensor, math: RowMath | None = None) -> Stack:
     """For each of P peers, its own model (row `own` [P]) and others (rows `others` [P, m], -1: none) become one.
 
-    All weigh the same. `clipped` shortens what lies between the own model and another's: a peer trusts itself.
+    All weigh the same. `clipped` shortens what lies between the peer's model and another's: a peer trusts itself.
     """
     taken = others >= 0
     everyone = torch.cat([own[:, None], others], dim=1)

@@ -20,8 +20,8 @@ _LARGEST_NORM = 1e10
 def largest_norm(norms: Tensor) -> float:
     """How long a model in a reply may be: a thousand times the median of those that came together with it.
 
-    Large inputs make the models of all clients long, and a long model is no broken one; one that is far longer than the
-    others is. What stops a single reply, or many that are equally broken, is the limit for all numbers.
+    Large inputs make the models of all clients long; one that is far longer than the others is broken. What stops a
+    single reply, or many that are equally broken, is the limit for all numbers.
     """
     usual = norms[torch.isfinite(norms)]
     middle = float(usual.median()) if len(usual) else 0.0  # of an even number the lower one

@@ -70,8 +70,8 @@ class Cohort:
     def private_rng(self, index: int, purpose: str) -> np.random.Generator:
         """The generator of one client for one purpose, in every round and, on a real device, in every run the same.
 
-        On a device nobody else can draw it: it is keyed by the device's secret and not by the run's seed. In the
-        simulator it is keyed by the seed, so that a run can be repeated; whoever knows the seed can draw it too.
+        On a device no one else can draw it: it is keyed by the device's secret and not by the run's seed. In the
+        simulator it is keyed by the seed, so that a run can be repeated; those who know the seed can draw it too.
         """
         if self.secret is None:
             return rng(self.seed, purpose, self.ids[index], "")

@@ -1,4 +1,4 @@
-"""The only door between a method and its clients.
+"""The only way from a method to its clients.
 
 A method asks clients to run one of its own client functions; the federation (the simulator, or Flower) carries the
 message there and the replies back, counts the bytes, refuses bad replies by name and goes on with the rest.
@@ -172,7 +172,7 @@ class Federation(Protocol):
         question = Question(function, ids, message, places, purpose, counted)
         with nullcontext() if meanwhile is None else done_beside(meanwhile, thread=self.waits):
             replies = self.answer(question)
-        self.heard(question, replies)
+        self.count_replies(question, replies)
         return replies
 
     @property
@@ -180,7 +180,7 @@ class Federation(Protocol):
         """Whether this process leaves time for a thread of the server's while clients work."""
         return True
 
-    def heard(self, question: Question[R], replies: Replies[R]) -> None:
+    def count_replies(self, question: Question[R], replies: Replies[R]) -> None:
         """Replies have come; a federation that counts them does so here."""
 
     def answer(self, question: Question[R]) -> Replies[R]:
@@ -190,7 +190,7 @@ class Federation(Protocol):
         """Write down that the method could not use a client's reply, and why."""
 
     def note(self, text: str) -> None:
-        """Tell whoever watches the run something about it, in one sentence."""
+        """Tell those who watch the run something about it, in one sentence."""
 
     def rng(self, purpose: str, *key: Key) -> np.random.Generator:
         """Server-side randomness of this round, keyed by (seed, purpose, round) alone."""
@@ -208,7 +208,7 @@ class Engine(Federation, Protocol):
     memory: dict[ClientId, Memory]
     tally: Tally = Tally()
 
-    def heard(self, question: Question[R], replies: Replies[R]) -> None:
+    def count_replies(self, question: Question[R], replies: Replies[R]) -> None:
         """Count what came back of the training."""
         if question.purpose == "train":
             tally = self.tally
@@ -293,7 +293,7 @@ class PeerNetwork(Federation, Protocol):
     def exchange(self, askers: Sequence[ClientId], answered: Tensor, size: Tensor) -> Tensor:
         """Carry answers between peers and book their bytes.
 
-        `answered` [A, m] says which of an asker's questions somebody answers, `size` [A] how many bytes each answer to
+        `answered` [A, m] says which of an asker's questions are answered, `size` [A] how many bytes each answer to
         it has; the result [A, m] holds `Arrival` codes.
         A peer that is slow sends what it would have sent in its last round (OLD).
         """

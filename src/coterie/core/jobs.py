@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Job:
-    """Some clients that shall run `action`; `rows` says which rows of the message are theirs (None: all of it)."""
+    """Some clients that run `action`; `rows` says which rows of the message are theirs (None: all of it)."""
 
     action: str
     round: int

@@ -1,7 +1,7 @@
 """Randomness keyed by what it is for, never by who drew before.
 
 Every draw in the package comes from a generator made from (seed, purpose, round, client, ...). So an absent client
-changes nobody else's numbers, the order of clients does not matter, and a resumed run draws what it would have drawn.
+changes no other client's numbers, the order of clients does not matter, and a resumed run draws the same numbers.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _LOSSES: dict[LossName, LossFn] = {
     "reconstruction": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
 }
 DRAWING = threading.Lock()
-"""Held by whoever builds a network: layers draw from torch's one generator, which all threads share."""
+"""Held while a network is built: layers draw from torch's one generator, which all threads share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Task:
 
     @property
     def module(self) -> nn.Module:
-        """This thread's scratch network: its contents are overwritten by whoever uses it next."""
+        """This thread's scratch network: the next use overwrites its contents."""
         if not hasattr(self._local, "module"):
             with DRAWING:
                 module = self._build()
@@ -189,13 +189,13 @@ class Task:
 
 
 def _redraw(module: nn.Module) -> None:
-    """Draw all weights anew, as when the layers were made."""
+    """Draw all weights again, as when the layers were made."""
     for layer in module.modules():
         reset = getattr(layer, "reset_parameters", None)
         if callable(reset):
             reset()
         elif any(True for _ in layer.parameters(recurse=False)):
             raise CoterieError(
-                f"Several different initial models are needed, but {type(layer).__name__} cannot be drawn anew; "
+                f"Several different initial models are needed, but {type(layer).__name__} cannot be drawn again; "
                 "pass a function that builds the model instead of a ready model."
             )

@@ -252,7 +252,7 @@ def parse(
 
 
 def build(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """An object of the expected type from parts that somebody else may have made; a `WireError` if they do not fit."""
+    """An object of the expected type from parts that may come from elsewhere; a `WireError` if they do not fit."""
     try:
         return unpack(kind, skeleton, tensors)
     except UNREADABLE as error:

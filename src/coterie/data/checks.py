@@ -113,7 +113,7 @@ def _tensor(client: ClientId, what: str, value: Any) -> Tensor:
         )
     except UNREADABLE as problem:
         raise CoterieError(
-            f"The {what} of client {client} are no array of numbers ({problem}); give a numpy array or a tensor."
+            f"The {what} of client {client} are not an array of numbers ({problem}); give a numpy array or a tensor."
         ) from problem
 
 

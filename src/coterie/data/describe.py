@@ -36,7 +36,7 @@ class Summary:
     shape: tuple[int, ...]
     classes: int
     groups: dict[int, int] | None
-    """Clients of each group, None where nobody knows."""
+    """Clients of each group, None where they are not known."""
     train: Spread
     valid: Spread | None
     test: Spread
@@ -82,7 +82,7 @@ def describe(population: Population, *, inspect: int = _INSPECTED) -> Summary:
 
 
 def largest_share(population: Population, ids: Sequence[ClientId]) -> float | None:
-    """The mean over clients of the test accuracy of one constant answer, the best; None where nobody has tests."""
+    """The mean over clients of the test accuracy of one constant answer, the best; None where there are no tests."""
     shares, tested = torch.zeros(population.classes, dtype=torch.float64), 0
     for client in ids:
         labels = _labels(population, client).test

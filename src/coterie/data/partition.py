@@ -1,7 +1,7 @@
 """How samples are shared out among clients: pure functions from labels and a generator to row numbers.
 
 Those that return a list promise that no row is given to two clients. `dirichlet_draw` makes one client's
-rows alone, so that clients may share rows and an absent client changes nobody else's.
+rows alone, so that clients may share rows and an absent client changes no other client's.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _embedding(name: str, summary: str, dataset: str, shift: ShiftKind, model: s
 
 
 def _leaf(name: str, summary: str, model: str, image_size: int, classes: int, normalise: Normalise) -> Scenario:
-    """Clients are the users of a LEAF folder; nobody knows their groups."""
+    """Clients are the users of a LEAF folder; their groups are not known."""
     return Scenario(
         name=name,
         summary=summary,

@@ -133,7 +133,7 @@ def leaf_users(leaf: Leaf, image_size: int | None = None) -> Users:
     both = Samples(torch.cat([train.samples.x, test.samples.x]), torch.cat([train.samples.y, test.samples.y]))
     if image_size is not None:
         if both.x.dim() != 4:
-            raise CoterieError("These LEAF data are no images; leave the image size out.")
+            raise CoterieError("These LEAF data are not images; leave the image size out.")
         both = resized(both, image_size)
     offset = len(train.samples)
     return Users(ArrayPool(both), train.owners, {user: rows + offset for user, rows in test.owners.items()})

@@ -4,7 +4,7 @@ A dataclass that crosses between machines declares the range of every field with
 from text: the length is looked at before the text is parsed, then types, then ranges, then what the class itself says
 about its fields together (`wrong`). `unbounded` lists fields without a range; a test keeps that list empty.
 
-What still fails afterwards is the failure of whoever sent it (`blamed`), never the end of the process.
+What still fails afterwards is the failure of its sender (`blamed`), never the end of the process.
 """
 
 from __future__ import annotations

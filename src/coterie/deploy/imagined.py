@@ -1,4 +1,4 @@
-"""The form of a reply that nobody has sent: what a client with a handful of empty samples would answer.
+"""The form of a reply that no client has sent yet: what a client with a handful of empty samples would answer.
 
 Where two replies differ, or the only reply is that of a newcomer, votes do not tell which form is right. The server has
 the client function and the message, so it can see for itself. The numbers mean nothing and are thrown away.
@@ -19,7 +19,7 @@ from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.methods.base import RoundMethod
 
-_NOBODY = "nobody"
+_IMAGINED = "nobody"
 _SAMPLES = 4
 _log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ def imagined(question: Question[Any], task: Task, round: int, *, floats: bool) -
         return None
     inputs = torch.zeros(_SAMPLES, *task.shape, dtype=torch.float32 if floats else torch.uint8)
     samples = Samples(inputs, torch.arange(_SAMPLES) % task.classes)
-    data = OwnPopulation({_NOBODY: ClientData(samples, samples, samples)}, task.shape, task.classes, task.normalise)
+    data = OwnPopulation({_IMAGINED: ClientData(samples, samples, samples)}, task.shape, task.classes, task.normalise)
     rows = None if question.rows is None else tuple(question.rows[:1])
-    job = Job(question.function.__name__, round, (_NOBODY,), rows, ({},))
+    job = Job(question.function.__name__, round, (_IMAGINED,), rows, ({},))
     try:
         return perform(Setting(method, task, data, 0), job, question.message).reply.row(0)
     except Exception:  # a method that needs more than this to answer

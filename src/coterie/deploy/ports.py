@@ -10,9 +10,9 @@ _LAST = 65535
 
 
 def check_port(port: int) -> None:
-    """Refuse a number that is no port."""
+    """Refuse a number that is not a port."""
     if not 1 <= port <= _LAST:
-        raise CoterieError(f"{port} is no port; choose a --port from 1 to {_LAST}.")
+        raise CoterieError(f"{port} is not a port; choose a --port from 1 to {_LAST}.")
 
 
 def check_free(host: str, port: int, remedy: str) -> None:

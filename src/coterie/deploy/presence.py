@@ -27,7 +27,7 @@ class Presence:
         self._turned_away: set[tuple[ClientId, str]] = set()
 
     def claim(self, name: ClientId) -> bool:
-        """Somebody says that it is there under this name; false if that cannot be one, or there are too many."""
+        """A member says that it is there under this name; false if that cannot be one, or there are too many."""
         try:
             check_name(name, "its name")
         except CoterieError as error:
@@ -78,7 +78,7 @@ class Presence:
             return self._early.pop(name, None)
 
     def take_progress(self, name: ClientId, text: bytes) -> None:
-        """How far it says it is, and when it says so; what is heard again is old."""
+        """How far it says it is, and when it says so; what is repeated is old."""
         reached, _, moment = text.partition(b";")
         progress, stamp = whole_number(reached, -1, LATEST), whole_number(moment, 1, 1 << 63)
         with self._lock:
@@ -99,7 +99,7 @@ class Presence:
             return {name: self._progress.get(name, -1) for name in self._alive if name != self._name}
 
     def turn_away(self, name: ClientId, why: str) -> None:
-        """Say, once, that somebody is not believed."""
+        """Say, once, that a member is not believed."""
         with self._lock:
             known = (name, why) in self._turned_away or len(self._turned_away) >= _MOST_SAYINGS
             if not known:

@@ -86,7 +86,7 @@ class RunSpec:
         with blamed("The settings of the run cannot be used"):
             settings = json.loads(self.settings)
             if not isinstance(settings, dict):
-                raise wire.WireError("The settings of the run are no table.")
+                raise wire.WireError("The settings of the run are not a table.")
             method = from_settings(method_named(self.method), settings, self.method)
         if not isinstance(method, ServerMethod):
             raise CoterieError(f"{self.method} has no server; run it between peers: coterie peer --config ...")
@@ -178,7 +178,7 @@ def settings_of(method: Any) -> str:
 def pooled(hellos: Mapping[str, Hello]) -> Normalise:
     """How inputs become those of the model: bytes by the mean and deviation of all clients together, floats as is.
 
-    A client counts by its number of samples, which nobody can check: at most ten times as much as the median client.
+    A client counts by its number of samples, which cannot be checked: at most ten times as much as the median client.
     """
     given = list(hellos.values())
     if any(hello.inputs != "bytes" for hello in given):

@@ -46,7 +46,7 @@ class Transport(Protocol):
         """Send one message to each client and wait, but not for ever, for what they answer."""
 
     def tell(self, client: ClientId, text: str) -> None:
-        """Say something to a client's user; nothing depends on whether it is heard."""
+        """Say something to a client's user; nothing depends on its arrival."""
 
     def close(self) -> None:
         """Let the connection go."""
@@ -82,7 +82,7 @@ def gathered(
 
 
 class RemoteFederation(Engine):
-    """The door to real clients. Their memories stay with them; what they send is checked before it is believed."""
+    """A federation of real clients. Their memories stay with them; what they send is checked before it is believed."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class RemoteFederation(Engine):
             self._transport.tell(client, f"you are {text}; the last: {failure.reason}")
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
-        """Nobody knows the true groups of real clients."""
+        """Refused: the true groups of real clients are not known."""
         raise CoterieError("oracle needs the true groups of the clients, which only the simulator knows; use another.")
 
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
@@ -221,7 +221,7 @@ class RemoteFederation(Engine):
             self.ledger.down[purpose] += sum(len(payloads[client]) for client in asked)
             self.ledger.up[purpose] += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
         failed = {client: answer for client, answer in answers.items() if isinstance(answer, Failure)}
-        # whoever does not answer is not waited for a second time in this round
+        # a client that does not answer is not waited for a second time in this round
         self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
         replies: Replies[R] = self._accept(question, asked, answers, failed)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
@@ -284,7 +284,7 @@ class RemoteFederation(Engine):
         return Replies(ids, value, failed)
 
     def note(self, text: str) -> None:
-        """Tell whoever watches the run."""
+        """Tell those who watch the run."""
         self._note(text)
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:

@@ -129,7 +129,7 @@ def models_of(net: Net, matrix: Tensor, like: Stack) -> Stack:
     columns = matrix.split(widths, dim=1)
     named = dict(zip(net.parameters, columns, strict=True))
     return {
-        # what is no parameter (how domains borrow from each other) is not trained
+        # what is not a parameter (how domains borrow from each other) is not trained
         name: named[name].reshape(-1, *tensor.shape[1:]) if name in named else tensor.clone()
         for name, tensor in like.items()
     }

@@ -36,7 +36,7 @@ def check_flat(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.d
 def check_hyper(
     lr: float, momentum: float, weight_decay: float, mu: float, eps: float, betas: tuple[float, float]
 ) -> None:
-    """Refuse settings of training that are no numbers or below 0."""
+    """Refuse settings of training that are not numbers or below 0."""
     values = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "mu": mu, "eps": eps}
     for name, value in values.items():
         if not math.isfinite(value) or value < 0:

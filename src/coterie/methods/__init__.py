@@ -67,7 +67,7 @@ def method_named(name: str) -> type[Method]:
 def chosen_method(name: str) -> type[Method]:
     """The class that the user of this machine names: one of `METHODS`, or `file.py:Class` of their own.
 
-    What another machine names is looked up with `method_named` alone, which runs nobody's file.
+    What another machine names is looked up with `method_named` alone, which runs no file.
     """
     if ":" not in name:
         return method_named(name)

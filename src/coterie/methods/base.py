@@ -62,7 +62,7 @@ class Assessment:
     cluster: Tensor
 
     unbounded: ClassVar[tuple[str, ...]] = ("loss",)
-    """A model that has diverged has no finite loss: its client says so, and its reply is no broken one."""
+    """A model that has diverged has no finite loss: its client says so, and its reply is not broken."""
     may_be_nowhere: ClassVar[bool] = True
     """Whether `cluster` may be -1, which is no cluster; elsewhere it is an index, and must be one."""
 
@@ -73,7 +73,7 @@ TITLES: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains, whoever it works with: the settings that all methods share."""
+    """How a client trains, with a server or with peers: the settings that all methods share."""
 
     epochs: int = field(default=5, metadata={"help": "local epochs per round"})
     batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
@@ -205,7 +205,7 @@ class RoundMethod(ABC, Generic[S]):
         """The models worth saving, by name."""
 
     def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
-        """Those of the models that somebody uses, where the clusters that have members are these."""
+        """Those of the models that some client uses, where the clusters that have members are these."""
         return self.models(state)
 
     def assess(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
@@ -215,7 +215,7 @@ class RoundMethod(ABC, Generic[S]):
 
     @on_client("scores")
     def judge(self, c: Cohort, sent: Models) -> Assessment:
-        """On the client: the sent model on the own test part."""
+        """On the client: the sent model on its own test part."""
         scores = evaluate(c, sent.models)
         return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
 

@@ -68,7 +68,7 @@ class ServesClusters(ServerMethod[S]):
         return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
 
     def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
-        """A model that no client has chosen is as it began, or as it was left: nobody's."""
+        """A model that no client has chosen is as it began, or as it was left: no client's."""
         used = [k for k in range(count(state.models)) if k in clusters] or range(count(state.models))
         return {f"cluster-{k}": row(state.models, k) for k in used}
 
@@ -79,12 +79,12 @@ class ModelPerCluster(ServesClusters[S]):
 
     @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
-        """On the client: local training from the model of the own cluster."""
+        """On the client: local training from the model of its cluster."""
         return Trained(local_sgd(c, sent.models, self.opt), c.size)
 
     @on_client("scores")
     def choose(self, c: Cohort, sent: Models) -> Choice:
-        """On the client: the cluster whose model has the least loss on the own training part."""
+        """On the client: the cluster whose model has the least loss on its own training part."""
         return Choice(least_loss(c, sent.models))
 
     def admit(self, state: S, fed: Federation, new: Sequence[ClientId]) -> S:
@@ -130,7 +130,7 @@ class AverageInClusters(ModelPerCluster[S]):
         return self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
 
     def averaged(self, state: S, replies: Replies[Trained]) -> S:
-        """The mean of each cluster's clients; a cluster that nobody trained keeps its model."""
+        """The mean of each cluster's clients; a cluster that no client trained keeps its model."""
         if replies.value is None:
             return state
         groups = torch.tensor(self.model_for(state, replies.ids)[1])

@@ -89,7 +89,7 @@ class FedFomo(OwnModelMethod[Exchange]):
         self._require(self.explore_decay >= 0, "explore_decay", "be at least 0")
 
     def init(self, fed: Federation) -> Exchange:
-        """The common initial model; nobody knows anybody."""
+        """The common initial model; no client knows another."""
         if len(fed.ids) < 2:
             raise CoterieError("fedfomo mixes the models of several clients, but there is only one; add clients.")
         return Exchange(fed.task.init(fed.seed), {}, {})
@@ -110,7 +110,7 @@ class FedFomo(OwnModelMethod[Exchange]):
         mixed = fed.ask(self.mix_models, list(chosen), each=Models(sent))
         if mixed.value is None:
             return state, {}
-        if not state.affinity and not bool(mixed.value.held_out.any()):  # nobody has weighed anything before
+        if not state.affinity and not bool(mixed.value.held_out.any()):  # no client has weighed a model before
             fed.note(_NOTHING_HELD_OUT)
         affinity = dict(state.affinity)
         for client, gains in zip(mixed.ids, mixed.value.gain.tolist(), strict=True):
@@ -145,7 +145,7 @@ class FedFomo(OwnModelMethod[Exchange]):
 
     @on_client("scores")
     def mix_models(self, c: Cohort, sent: Models) -> Weighed:
-        """On the client: weigh the own trained model and the sent ones; without any gain the old model stays."""
+        """On the client: weigh its trained model and the sent ones; without any gain the old model stays."""
         start = self.own(c)
         trained = c.recall("trained", start)
         mixed, share, gain = [], [], []

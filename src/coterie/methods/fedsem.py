@@ -63,7 +63,7 @@ class FedSEM(ModelPerCluster[Centres]):
         return Centres(spread(fed.task.init(fed.seed), self.k), {}, {})
 
     def step(self, state: Centres, fed: Federation) -> tuple[Centres, Log]:
-        """Train from the own centre's model, cluster the parameters, average per cluster."""
+        """Train from the model of the client's centre, cluster the parameters, average per cluster."""
         ids = fed.sample(self.fraction)
         _, rows = self.model_for(state, ids)
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)

@@ -1,6 +1,6 @@
 """IFCA: every client picks, among K models, the one that fits its data (Ghosh et al., 2020).
 
-Nobody has a cluster before choosing one, and newcomers choose as everybody does, whenever they are asked.
+No client has a cluster before it chooses one, and newcomers choose as everybody does, whenever they are asked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IFCA(ServesClusters[Clusters]):
 
     k: int = field(default=4, metadata={"help": "number of clusters (K)"})
     score_batch: int = field(default=0, metadata={"help": "choose on that many training samples; 0: on all"})
-    restarts: int = field(default=0, metadata={"help": "draw the initial models anew, up to so often, on collapse"})
+    restarts: int = field(default=0, metadata={"help": "draw the initial models again, up to so often, on collapse"})
     min_share: float = field(
         default=0.1, metadata={"help": "a start has collapsed if a model attracts less than this share of clients"}
     )
@@ -65,7 +65,7 @@ class IFCA(ServesClusters[Clusters]):
         self._require(possible, "min_share", f"be at most 1/k = {1 / max(self.k, 1):.3g} when there are restarts")
 
     def init(self, fed: Federation) -> Clusters:
-        """K different models; with `restarts`, drawn anew until each attracts a share of the clients."""
+        """K different models; with `restarts`, drawn again until each attracts a share of the clients."""
         if self.k > len(fed.ids):
             raise CoterieError(
                 f"ifca: k = {self.k} clusters need at least as many clients, but there are {len(fed.ids)}."

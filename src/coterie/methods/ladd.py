@@ -161,7 +161,7 @@ def amplified(sent: Style, amplitudes: str) -> Tensor:
 
 
 def scale_of(sent: Style, amplitudes: str) -> Scale:
-    """The scale of these clients' styles: the middle is 0 where nobody has a class, the unit 1 unless standardised."""
+    """The scale of these clients' styles: middle 0 for a class without clients, unit 1 unless standardised."""
     styles, has = amplified(sent, amplitudes), sent.present[:, :, None].double()
     number = has.sum(0).clamp_min(1)
     middle = (styles * has).sum(0) / number

@@ -50,6 +50,6 @@ class Local(OwnModelMethod[Apart]):
 
     @on_client()
     def train(self, c: Cohort, sent: Nothing) -> Done:
-        """On the client: go on from the own model."""
+        """On the client: go on from its own model."""
         c.keep("model", local_sgd(c, self.own(c), self.opt))
         return Done(c.size)

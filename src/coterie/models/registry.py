@@ -84,7 +84,7 @@ MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """A freshly initialised model for inputs of this shape.
 
-    The layers draw from torch's global generator, as any module's do: whoever needs equal weights sets it
+    The layers draw from torch's global generator, as those of any module do: a caller that needs equal weights sets it
     (`Task.init` does).
     """
     if name not in MODELS:

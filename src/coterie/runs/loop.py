@@ -67,12 +67,12 @@ class RoundLoop:
                     before = wire.laid_out(self.method.admit(state, self.fed, new)) if new else state
                     stepped, log = self.method.step(before, self.fed)
                     after = wire.laid_out(stepped)  # as a checkpoint would give it back
-                    heard = self.fed.tally
+                    tally = self.fed.tally
                     due = number % self.options.evaluate_every == 0 or number == self.rounds - 1
                     latest = self.evaluator.evaluate(after) if due else None
                     with defer_interrupts():
                         state, reached, evaluation = after, number + 1, latest
-                        self._conclude(number, heard, evaluation, log)
+                        self._conclude(number, tally, evaluation, log)
                         if self.folder and time.monotonic() - self._saved >= self.options.checkpoint_seconds:
                             self._save(state, reached)
                 self.fed.round = self.rounds - 1
@@ -123,9 +123,9 @@ class RoundLoop:
                 self.folder.discard()
             raise
 
-    def _look(self, number: int, heard: Tally, evaluation: Evaluation | None) -> None:
+    def _look(self, number: int, tally: Tally, evaluation: Evaluation | None) -> None:
         """Say at once what is wrong with a round."""
-        texts = self.health.replies(number, heard)
+        texts = self.health.replies(number, tally)
         if evaluation is not None:
             rate = self.method.training.opt.rate(number)
             texts += self.health.evaluated(
@@ -148,11 +148,11 @@ class RoundLoop:
             self._constant = self.fed.majority(evaluation.ids)
         return self._constant
 
-    def _conclude(self, number: int, heard: Tally, evaluation: Evaluation | None, log: Log) -> None:
+    def _conclude(self, number: int, tally: Tally, evaluation: Evaluation | None, log: Log) -> None:
         """Make a finished round count, and write it down."""
         self.fed.commit()
         self.paid = (dict(self.fed.ledger.down), dict(self.fed.ledger.up))
-        self._look(number, heard, evaluation)
+        self._look(number, tally, evaluation)
         self._log(number, evaluation, log)
 
     def _log(self, number: int, evaluation: Evaluation | None, log: Log) -> None:

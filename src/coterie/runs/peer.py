@@ -113,7 +113,7 @@ def peer_method(config: RunConfig) -> PeerMethod[object]:
     if not isinstance(method, PeerMethod):
         raise CoterieError(f"{config.method} needs a server; run it with coterie serve and coterie join.")
     if method.needs_groups:
-        raise CoterieError("Nobody knows the true groups of real peers; choose partners = random or fixed.")
+        raise CoterieError("The true groups of real peers are not known; choose partners = random or fixed.")
     if method.topology != "full" or method.fraction != 1.0:
         raise CoterieError("topology and fraction shape a simulated network; leave them out between real peers.")
     return method

@@ -58,9 +58,9 @@ class Views(SilentView):
 
     def _tell(self, what: str, *values: Any) -> None:
         for view in self._views:
-            hear = getattr(view, what, None)
-            if hear is not None:
-                hear(*values)
+            listener = getattr(view, what, None)
+            if listener is not None:
+                listener(*values)
 
     def started(self, config: Mapping[str, Any]) -> None:
         """Pass it on."""

@@ -62,7 +62,7 @@ class Attackers:
         others = {name: tensor for name, tensor in own.items() if name.split("/", 1)[-1] not in self.template}
         forged = dict(reply)
         for models in ({name: own[name] for name in own.keys() - others.keys()}, others):
-            # what is no model of the task is checked entry by entry, and thus attacked entry by entry
+            # what is not a model of the task is checked entry by entry, and thus attacked entry by entry
             for part in [models] if models is not others else [{name: models[name]} for name in models]:
                 forged |= self._forged_models(part, rows, honest, models is others) if part else {}
         if "size" in reply and self.attack in ("size", "minus", "claim"):

@@ -69,7 +69,7 @@ class Evil:
 def test_a_pickle_that_asks_for_code_runs_nothing(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "it-ran"
     write(tmp_path, "data_batch_1", {b"data": Evil(mark), b"labels": []}, protocol)
-    with pytest.raises(CoterieError, match="which is no data"):
+    with pytest.raises(CoterieError, match="which is not data"):
         read_cifar10(tmp_path, HOW)
     assert not mark.exists()
 

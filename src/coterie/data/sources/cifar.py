@@ -55,7 +55,7 @@ class _DataOnly(pickle.Unpickler):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes in protocol 2
             return _latin1
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not data")
 
 
 def _empty_array(kind: type[np.ndarray[Any, Any]], shape: tuple[int, ...], code: bytes) -> Any:

@@ -28,7 +28,7 @@ def _part(path: Path, how: str) -> Samples:
     try:
         table, labels = load_svmlight_file(io.BytesIO(contents(path, how)), n_features=_SIDE * _SIDE)
     except (ValueError, OverflowError) as problem:
-        raise corrupt(path, f"it is no libsvm file: {problem}", how) from problem
+        raise corrupt(path, f"it is not a libsvm file: {problem}", how) from problem
     x, y = np.asarray(table.toarray(), np.float64), np.asarray(labels)
     if not len(y) or not np.isin(y, np.arange(1, 11)).all():
         raise corrupt(path, "its labels are not all in 1..10", how)

@@ -90,7 +90,7 @@ class Security:
                 f"The key {self.key} cannot be read ({error}); make one with `coterie certs`."
             ) from error
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise CoterieError(f"The key {self.key} is no elliptic-curve key; make one with `coterie certs`.")
+            raise CoterieError(f"The key {self.key} is not an elliptic-curve key; make one with `coterie certs`.")
         return private, private.public_key()
 
 
@@ -129,7 +129,7 @@ class Session:
             try:
                 self._client.SendNodeHeartbeat(request)
             except (httpx.HTTPError, RuntimeError, ValueError):
-                continue  # the loop that fetches messages finds out, and connects anew
+                continue  # the loop that fetches messages finds out, and connects again
 
     def receive(self, limit: int) -> tuple[Message, str] | None:
         """The next message, if there is one, and why it cannot be accepted, if so."""

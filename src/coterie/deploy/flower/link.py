@@ -56,7 +56,7 @@ class Uploads:
         """What is wrong with this piece, if anything."""
         piece = PushObjectRequest.FromString(body)
         if piece.session_id not in self._come:
-            return "a piece of no message"
+            return "a piece that belongs to no message"
         self._come[piece.session_id] += len(piece.object_content)
         return "" if self._come[piece.session_id] <= self._limit else "a message that is longer than what is allowed"
 
@@ -131,7 +131,7 @@ class RequestFilter:
                 answer += event.get("body", b"")
                 if event.get("more_body"):
                     return
-                self.uploads.begin(answer)  # before the client hears of it, and sends the first piece
+                self.uploads.begin(answer)  # before the client is told, and sends the first piece
                 event = {**event, "body": answer}
             await send(event)
 

@@ -1,4 +1,4 @@
-"""A SuperLink of our own or somebody's, and a run on it whose server part is this very process."""
+"""A SuperLink, started here or elsewhere, and a run on it whose server part is this process."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ class SuperLink:
                 try:
                     key = public_key_to_bytes(load_ssh_public_key(path.read_bytes()))  # type: ignore[arg-type]
                 except (OSError, ValueError) as error:
-                    raise CoterieError(f"{path} is no public key ({error}); make one with `coterie certs`.") from error
+                    raise CoterieError(
+                        f"{path} is not a public key ({error}); make one with `coterie certs`."
+                    ) from error
                 nodes[int(control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)] = name
         return nodes
 
@@ -183,7 +185,7 @@ class SuperLink:
         with self.control() as control:
             control.StopRun(StopRunRequest(run_id=run))
         raise CoterieError(
-            f"Somebody else executes the runs of {self.address}; start it with --isolation process, or give "
+            f"Another process executes the runs of {self.address}; start it with --isolation process, or give "
             "coterie's app folder to `flwr run` (see docs/how-to-deploy.md)."
         )
 

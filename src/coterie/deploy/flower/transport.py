@@ -68,23 +68,23 @@ def answer(
     device: Device,
     message: Message,
     limit: int = wire.DEFAULT_LIMIT,
-    hear: Note = silent,
+    note: Note = silent,
 ) -> Message:
     """What a client replies to a message; a refusal is carried as Flower's error. No message can end the client."""
     try:
         with blamed("This message cannot be answered"):
-            return Message(_answered(device, message, limit, hear), reply_to=message)
+            return Message(_answered(device, message, limit, note), reply_to=message)
     except CoterieError as error:
         return refusal(message, str(error))
 
 
-def _answered(device: Device, message: Message, limit: int, hear: Note) -> RecordDict:
+def _answered(device: Device, message: Message, limit: int, note: Note) -> RecordDict:
     action = message.metadata.message_type.partition(".")[2]
     if action in (HELLO, GOODBYE):
         return content_of(to_text(device.hello))
     text, payload = opened(message.content)
     if action == TOLD:
-        hear(f"the server says: {text[:_LONGEST_TOLD]}")
+        note(f"the server says: {text[:_LONGEST_TOLD]}")
         return content_of("")
     return content_of("", device.perform(text, payload, limit=limit))
 
@@ -153,7 +153,7 @@ class FlowerTransport:
         return {name: node.hello for name, node in self._clients.items() if node.id not in self._quiet}
 
     def _forget_all_but(self, nodes: set[int]) -> None:
-        """What is known of nodes that are gone is not kept: there is no end of them, and they are greeted anew."""
+        """What is known of nodes that are gone is not kept: their number has no bound, and they are greeted again."""
         self._clients = {name: node for name, node in self._clients.items() if node.id in nodes}
         self._known = {node: hello for node, hello in self._known.items() if node in nodes}
         self._displaced = {node: name for node, name in self._displaced.items() if node in nodes}
@@ -177,7 +177,7 @@ class FlowerTransport:
             if isinstance(message, Failure):
                 raise wire.WireError(message.reason)
             if message.has_error() and message.error.code != _REFUSED:
-                return  # Flower's own error: the node has gone away, and is greeted anew should it come back
+                return  # Flower's own error: the node has gone away; it is greeted again if it comes back
             if message.has_error():
                 raise wire.WireError(message.error.reason or "no reason given")
             with blamed("its introduction cannot be read"):
@@ -212,7 +212,7 @@ class FlowerTransport:
         self._say(node, f"there was a client {name} already; if that is another one, give each its own --name")
 
     def tell(self, client: ClientId, text: str) -> None:
-        """Say something to a client's user; nothing depends on whether it is heard."""
+        """Say something to a client's user; nothing depends on its arrival."""
         if client in self._clients:
             self._say(self._clients[client].id, text)
 
@@ -285,7 +285,7 @@ class FlowerTransport:
         return {post[0]: message for post, message in zip(posts, pushed, strict=True) if message}
 
     def farewell(self) -> None:
-        """Tell the clients that the run is over, and wait a moment until they have heard it."""
+        """Tell the clients that the run is over, and wait a moment until they have received it."""
         there = [(node.id, f"query.{GOODBYE}", content_of("")) for node in self._clients.values()]
         pending = set(self._push(there, "", _HELLO_SECONDS).values())
         until = time.monotonic() + _HELLO_SECONDS
@@ -294,4 +294,4 @@ class FlowerTransport:
             time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """The grid belongs to whoever opened it."""
+        """The caller that opened the grid closes it."""

@@ -18,7 +18,7 @@ _FRAMING = 1 << 16  # what zenoh puts around a payload, and signatures
 
 @dataclass(frozen=True)
 class PeerSecurity:
-    """The CA that everybody trusts, and the own certificate, shown to others both when calling and when called."""
+    """The CA that all peers trust, and this peer's certificate, shown to others both when calling and when called."""
 
     ca: Path
     certificate: Path

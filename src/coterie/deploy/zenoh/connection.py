@@ -1,6 +1,6 @@
 """Peers that find and answer each other over zenoh: no broker, no server, no order in which they must be started.
 
-Every peer listens, connects to one or more seeds and hears of the others by gossip. A liveliness token says that it is
+Every peer listens, connects to one or more seeds and learns of the others by gossip. A liveliness token says that it is
 there; queryables answer "who are you", "how far are you" and "your model of round t". Nothing that arrives is more than
 bytes of `wire`, checked by the peer that asked. With certificates, all of it is signed, and only those who have shown
 that a name is theirs are there at all (see `signing`).
@@ -86,11 +86,11 @@ class PeerConnection:
             threading.Thread(target=self._meet_newcomers, daemon=True).start()
 
     def enter(self) -> None:
-        """Show oneself to the others, under a name that nobody else has."""
+        """Appear to the others, under a name that no other peer has."""
         until = time.monotonic() + _CONNECT_SECONDS
         while self._has_seeds and not self._session.info.peers_zid() and time.monotonic() < until:
             pause(_LOOK_SECONDS)
-        pause(_SETTLE_SECONDS)  # hear of the others first
+        pause(_SETTLE_SECONDS)  # learn of the others first
         own = quote(self.name, safe="")
         there = self._session.liveliness().get(f"{self._root}/alive/{own}", timeout=_QUESTION_SECONDS)
         taken = any(reply.ok is not None for reply in there)
@@ -124,7 +124,7 @@ class PeerConnection:
         self._news.set()
 
     def _meet_newcomers(self) -> None:
-        """Have whoever turns up show that its name is its own; who does not answer is asked again after a while."""
+        """Have each new peer show that its name is its own; one that does not answer is asked again after a while."""
         while not self._closed.is_set():
             self._news.wait(_QUESTION_SECONDS)
             self._news.clear()
@@ -139,7 +139,7 @@ class PeerConnection:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
         attached = 0 if sample.attachment is None else len(sample.attachment)
         if len(sample.payload) > 60 or attached > _LONGEST_SIGNATURE or name == self.name:
-            return  # what is held until somebody has introduced itself is short
+            return  # what is held until a peer has introduced itself is short
         text = sample.payload.to_bytes()
         signature = b"" if sample.attachment is None else sample.attachment.to_bytes()
         # believed, or not, when it has introduced itself
@@ -166,7 +166,7 @@ class PeerConnection:
         query.drop()
 
     def _on_request(self, query: Any) -> None:
-        """Somebody asks for our model of a round; if we are not there yet, it is answered when we are."""
+        """Another peer asks for our model of a round; if we are not there yet, it is answered when we are."""
         when, start, patience, _ = [*str(query.parameters).split(";", 4), "", "", "", ""][:4]
         number, wait = whole_number(when, 0, LATEST), whole_number(patience, 0, _LONGEST_WAIT)
         if number is None or wait is None:
@@ -177,7 +177,7 @@ class PeerConnection:
             latest = max(self._answers, default=None)
             at = latest if self._latest_is_fine and latest is not None else number
             answer = self._answers.get(at, {}).get(told)
-            # only for what comes soon, so that nobody can fill the places of those who wait
+            # only for what comes soon, so that no peer can fill the places of those who wait
             soon = self._own_progress < at <= max(self._own_progress, 0) + _SOON or not self._answers
             if answer is None and soon and len(self._waiting) < _MOST_WAITING:
                 self._waiting.append((number, told, query, until))
@@ -282,14 +282,14 @@ class PeerConnection:
             if first:
                 open_.release()
 
-        def heard(name: ClientId, about: str) -> Callable[[Any], None]:
+        def on_reply(name: ClientId, about: str) -> Callable[[Any], None]:
             def take(reply: Any) -> None:
                 if reply.ok is None:
                     return
                 try:
                     with blamed("its answer cannot be read"):
                         found.setdefault(name, self._believed(name, about, reply.ok, most, introduced))
-                    end(about)  # whoever else uses this name need not be waited for
+                    end(about)  # another peer under this name need not be waited for
                 except CoterieError as error:
                     self._presence.turn_away(name, str(error))
 
@@ -297,7 +297,7 @@ class PeerConnection:
 
         for name, selector in questions:
             full = f"{self._root}/{selector};{secrets.token_hex(8)}"  # no answer to an earlier question will do
-            handler = zenoh.handlers.Callback(heard(name, full), drop=partial(end, full))
+            handler = zenoh.handlers.Callback(on_reply(name, full), drop=partial(end, full))
             self._session.get(full, handler, consolidation=zenoh.ConsolidationMode.NONE, timeout=seconds)
         until = time.monotonic() + seconds
         for _ in questions:

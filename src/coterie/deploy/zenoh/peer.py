@@ -229,7 +229,7 @@ class PeerFederation(Engine):
         return 1
 
     def begin(self, round: int) -> tuple[ClientId, ...]:
-        """A round begins; nobody joins a single peer."""
+        """A round begins; a single peer has no clients that could join."""
         self.round, self._begun = round, True
         return ()
 
@@ -250,11 +250,11 @@ class PeerFederation(Engine):
         raise CoterieError(f"{question.function.__name__} cannot be asked of peers.")
 
     def note(self, text: str) -> None:
-        """Tell whoever watches this peer."""
+        """Tell those who watch this peer."""
         self._note(text)
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
-        """All that a peer keeps is its state; the others hear how far it had come."""
+        """All that a peer keeps is its state; the others are told how far it had come."""
         self._connection.announce(next_round - 1)
 
     def saved(self, next_round: int) -> None:
@@ -270,11 +270,11 @@ class PeerFederation(Engine):
         self._counted = (sent, received)
 
     def take_touched(self) -> list[ClientId]:
-        """Nobody."""
+        """No client: what a peer keeps is in its state."""
         return []
 
     def close(self) -> None:
-        """The connection belongs to whoever opened it."""
+        """The caller that opened the connection closes it."""
 
 
 def _cohort(fed: Any) -> Cohort:

@@ -25,7 +25,7 @@ _LONGEST = 1 << 16
 
 
 class Impostor(CoterieError):
-    """Somebody speaks under a name that is not its own."""
+    """A peer uses a name that is not its own."""
 
 
 class Identity:
@@ -39,7 +39,7 @@ class Identity:
         except (OSError, ValueError, TypeError) as error:
             raise CoterieError(f"The certificates in {certificate.parent} cannot be used: {error}.") from error
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise CoterieError(f"The key {key} is no elliptic-curve key; make one with `coterie certs`.")
+            raise CoterieError(f"The key {key} is not an elliptic-curve key; make one with `coterie certs`.")
         if _name_of(own) != name:
             raise CoterieError(
                 f"{certificate} is the certificate of {_name_of(own)!r}, not of {name!r}; "

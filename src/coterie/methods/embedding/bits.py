@@ -22,7 +22,7 @@ def class_means(codes: Tensor, labels: Tensor, classes: int, generator: np.rando
     out.
     """
     if labels.is_floating_point():
-        raise CoterieError("Means are taken class by class, and these targets are no classes; take another method.")
+        raise CoterieError("Means are taken class by class, and these targets are not classes; take another method.")
     noise = torch.from_numpy(generator.random((classes, codes.shape[1]))).to(codes.dtype)
     known = (labels >= 0) & (labels < classes)
     codes, labels = codes[known], labels[known]

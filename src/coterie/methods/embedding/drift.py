@@ -1,4 +1,4 @@
-"""Ours, not in the paper: clients whose data have changed, and newcomers that are like nobody, may found a cluster."""
+"""Ours, not in the paper: clients whose data have changed, and newcomers unlike all others, may found a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_embeddings(
 ) -> tuple[Groups, Log]:
     """The state after these clients, newcomers or not, have sent these bits; the others are as they were.
 
-    With `found` clients that are like nobody may found clusters; without, newcomers go to the nearest centre.
+    With `found` clients that are unlike all others may found clusters; without, newcomers go to the nearest centre.
     """
     assert state.centroids is not None
     known = sorted(state.cluster)
@@ -62,7 +62,7 @@ def follow(centroids: Centroids, labels: Ints, before: Bits, after: Bits, classe
 
     Clients that are farther from all centres than members are from theirs found a cluster, together with others like
     them; a newcomer that is alone in this goes to the nearest centre. At usual flip probabilities a single embedding is
-    too noisy for that; so each cluster that somebody has joined is then looked at again, and if the default rule finds
+    too noisy for that; so each cluster that a client has joined is then looked at again, and if the default rule finds
     several groups in it, they part. What a newcomer sent `before` does not count.
     """
     labels, newcomer = labels.copy(), labels < 0

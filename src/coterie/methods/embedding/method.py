@@ -157,7 +157,7 @@ class Embedding(Settings):
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
         """Newcomers (and clients whose first embedding was lost) go to the nearest centre, which follows them.
 
-        Several that are like nobody found a cluster (ours; with newcomers = "nearest" they do not).
+        Several that are unlike all others found a cluster (ours; with newcomers = "nearest" they do not).
         """
         new = [client for client in new if client not in state.cluster]
         if not new or state.centroids is None:
@@ -167,7 +167,7 @@ class Embedding(Settings):
         return with_embeddings(state, ids, bits, fed.task.classes, found=found)[0] if ids else state
 
     def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
-        """Clients embed anew; those that have left their cluster go to the nearest, or found one (see `follow`)."""
+        """Clients embed again; those that have left their cluster go to the nearest, or found one (see `follow`)."""
         ids, bits = self._ask_for_bits(state, fed, [client for client in fed.ids if client in state.cluster])
         return with_embeddings(state, ids, bits, fed.task.classes) if ids else (state, {})
 

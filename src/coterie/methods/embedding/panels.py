@@ -99,7 +99,7 @@ def _decoded(autoencoder: Encoder, bits: Bits, clusters: Sequence[int]) -> Panel
 
 def _privacy(flips: Sequence[float], length: int, reports: int) -> Text:
     """What the flips of the clients, each with its own probability, give; `reports` as in `epsilon_total`."""
-    often = "once" if reports == 1 else "whenever its data are embedded anew (of a bit at most two answers)"
+    often = "once" if reports == 1 else "whenever its data are embedded again (of a bit at most two answers)"
     kinds = sorted(set(flips))
     chance = f"{kinds[0]:g}" if len(kinds) == 1 else f"{kinds[0]:g} to {kinds[-1]:g}, as each client chose"
     given = [_epsilon(kind, length, reports) for kind in ([kinds[0]] if len(kinds) == 1 else [kinds[0], kinds[-1]])]

@@ -52,9 +52,9 @@ class Settings(PaperSettings):
     )
     newcomers: Literal["found", "nearest"] = field(
         default="found",
-        metadata={"help": "several newcomers that are like nobody found a cluster, or all go to the nearest (paper)"},
+        metadata={"help": "several newcomers unlike all others found a cluster, or all go to the nearest (paper)"},
     )
-    reembed: int = field(default=0, metadata={"help": "clients embed anew every so many rounds (drift); 0: never"})
+    reembed: int = field(default=0, metadata={"help": "clients embed again every so many rounds (drift); 0: never"})
 
     # Table I and section V; the optimiser, the batch and the pre-training, on which the paper is silent, by the code
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -34,6 +34,6 @@ def averaged(settings: Settings, replies: Report, previous: State, residuals: Se
 
 
 def samples_by_domain(replies: Report) -> Tensor:
-    """Samples [C, D], which are as many as the client has: nobody weighs more by claiming more of them."""
+    """Samples [C, D], which are as many as the client has: no client weighs more by claiming more of them."""
     given = replies.counts.double().clamp_min(0)
     return given * (replies.size.double() / given.sum(1).clamp_min(1))[:, None]

@@ -37,7 +37,7 @@ _TINY = 1e-12
 
 
 def balanced_offsets(method: FedCG, teacher: State, fed: Federation) -> Tensor | None:
-    """Offsets of the teacher's outputs, [D]; None where nobody answered."""
+    """Offsets of the teacher's outputs, [D]; None where no client answered."""
     message = Weigh(teacher, torch.zeros(method.domains, dtype=torch.float64), torch.zeros(()).double())
     ids, known = sorted(fed.ids), False
     for _ in range(MOST_PASSES):

@@ -56,7 +56,7 @@ class Finder(ABC):
         return self.search(state, fed)
 
     def search(self, state: Domains, fed: Federation) -> Domains:
-        """With domains, if there are none yet: where nobody answered, the next round asks again."""
+        """With domains, if there are none yet: where no client answered, the next round asks again."""
         return state
 
     def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:

@@ -29,7 +29,7 @@ def fixed_adjacency(
 ) -> Tensor:
     """An adjacency matrix that needs no parameters; its rows sum to 1.
 
-    "eye" joins nobody; the others keep `beta` for a domain itself and share the rest out: evenly, at random, or by
+    "eye" joins no domains; the others keep `beta` for a domain itself and share the rest out: evenly, at random, or by
     the inverse of how many binary digits two domains' numbers differ in.
     """
     numbers = torch.arange(domains)

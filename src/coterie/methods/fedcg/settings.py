@@ -67,7 +67,7 @@ class Settings(PaperSettings):
         default="domains",
         metadata={
             "help": "average a domain's residuals over the clients that have samples of it (domains), over all "
-            "(clients: copies that nobody trained, too), or by A's reach"
+            "(clients: copies that no client trained, too), or by A's reach"
         },
     )
     routing: Literal["auto", "pooled", "mixed", "image"] = field(

@@ -113,7 +113,7 @@ class MDICFL(Settings):
         return int(rng(fed.seed, "first cluster", client).integers(self.k))
 
     def _undecided(self, state: Distanced, fed: Federation, ids: Sequence[ClientId]) -> list[ClientId]:
-        """Whose s_i is chosen anew in this round: everybody's in the paper.
+        """The clients whose s_i is chosen again in this round: all of them in the paper.
 
         Ours: a shared initial model has no clusters to be near to, and seeded clusters are held for some rounds.
         """

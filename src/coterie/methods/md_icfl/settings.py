@@ -61,7 +61,7 @@ class Settings(PaperSettings):
     margin: float = field(default=0.4, metadata={"help": "seeded clients move only to a cluster nearer by this share"})
     trust: float = field(
         default=0.5,
-        metadata={"help": "nobody seeded moves while samples have a higher cross-entropy by their own model"},
+        metadata={"help": "no seeded client moves while samples have a higher cross-entropy by their own model"},
     )
     warm_steps: int = field(
         default=20, metadata={"help": "steps from the last round's samples; 0: from noise every round"}

@@ -29,7 +29,7 @@ from coterie.core.states import Stack, State, concat
 from coterie.core.training import local_sgd
 from coterie.methods.base import LocalTraining
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     Keys,
     Topology,
     draw,
@@ -42,7 +42,7 @@ N = TypeVar("N")
 @dataclass(frozen=True)
 class Answers:
     """What peers send when asked: their model after local training, the one they began it with where the asker wants
-    the change, and keys of peers they know (hearsay, `NOBODY` where there are fewer)."""
+    the change, and keys of peers they know (hearsay, `NO_PEER` where there are fewer)."""
 
     model: Stack
     start: Stack | None
@@ -53,7 +53,7 @@ class Answers:
 class Inbox:
     """What arrived at each of C peers: row `index` of the pool of distinct answers came from peer `keys`.
 
-    `index` is -1 where nobody answered. `own` is the peer's own answer, what it would send itself. `known` is how many
+    `index` is -1 where no peer answered. `own` is the peer's own answer, what it would send itself. `known` is how many
     others the peer knows.
     """
 
@@ -107,7 +107,7 @@ class PeerView:
 
 @dataclass(frozen=True)
 class Request:
-    """What peers ask for in a round: the answers of those in `keys` [C, m], and whether these shall tell also where
+    """What peers ask for in a round: the answers of those in `keys` [C, m], and whether these tell also where
     the local training began, `starts` [C]."""
 
     keys: Tensor
@@ -219,7 +219,7 @@ def only(inbox: Inbox, peers: Tensor) -> Inbox:
 def renewed(fresh: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Lists [C, m]: the new ones where `fresh` [C, 1], else the old ones, all as wide as the wider."""
     width = max(new.shape[1], old.shape[1])
-    fill = NOBODY if new.dtype == torch.int64 else 0
+    fill = NO_PEER if new.dtype == torch.int64 else 0
     wide = [torch.nn.functional.pad(lists, (0, width - lists.shape[1]), value=fill) for lists in (new, old)]
     return torch.where(fresh, wide[0], wide[1])
 
@@ -278,6 +278,6 @@ def _joined(answers: Sequence[Answers]) -> Answers:
 
 def answer_of(model: Stack, start: Stack | None, heard: Keys, width: int) -> Answers:
     """What one peer answers (a leading axis of one), hearsay filled up to `width`."""
-    told = torch.full((1, width), NOBODY, dtype=torch.int64)
+    told = torch.full((1, width), NO_PEER, dtype=torch.int64)
     told[0, : len(heard)] = torch.from_numpy(heard)
     return Answers(model, start, told)

@@ -16,7 +16,7 @@ from coterie.methods.p2p.base import (
     Request,
     renewed,
 )
-from coterie.methods.p2p.topology import NOBODY, as_rows, members
+from coterie.methods.p2p.topology import NO_PEER, as_rows, members
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gossip(PeerMethod[Partners]):
 
     def start(self, c: Cohort) -> Partners:
         """No partners yet."""
-        return Partners(torch.full((len(c), self.k), NOBODY, dtype=torch.int64))
+        return Partners(torch.full((len(c), self.k), NO_PEER, dtype=torch.int64))
 
     def choose(self, node: Partners, view: PeerView) -> Request:
         """k others; a fixed partner that is away is not replaced."""
@@ -65,7 +65,7 @@ class Gossip(PeerMethod[Partners]):
 
     def select(self, c: Cohort, node: Partners, inbox: Inbox, similarity: Tensor) -> tuple[Partners, Tensor]:
         """Everything that came is aggregated."""
-        none = (node.partners == NOBODY).all(1, keepdim=True)
+        none = (node.partners == NO_PEER).all(1, keepdim=True)
         fresh = none if self.partners == "fixed" else torch.ones_like(none)
         return Partners(renewed(fresh, inbox.keys, node.partners)), inbox.mask
 

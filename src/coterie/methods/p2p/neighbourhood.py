@@ -20,7 +20,7 @@ from coterie.core.panels import (
     Panel,
 )
 from coterie.core.samples import ClientId
-from coterie.methods.p2p.topology import NOBODY, peer_keys
+from coterie.methods.p2p.topology import NO_PEER, peer_keys
 
 Moment = dict[str, float | None]
 """One round: mean size of the neighbour lists, precision, recall, share of pure lists, models received so far."""
@@ -32,7 +32,7 @@ def quality(groups: Sequence[int], keys: Ints, neighbours: Tensor) -> tuple[floa
     share of peers whose neighbours are all of their group. Row i of `neighbours` is peer i's list, `keys` its key."""
     order = np.argsort(keys)
     lists = neighbours.numpy()
-    listed = lists != NOBODY
+    listed = lists != NO_PEER
     place = np.searchsorted(keys[order], lists).clip(max=len(keys) - 1)
     group = np.asarray(groups)
     same = (group[order[place]] == group[:, None]) & listed & (keys[order[place]] == lists)
@@ -47,7 +47,7 @@ def quality(groups: Sequence[int], keys: Ints, neighbours: Tensor) -> tuple[floa
 
 def found(fed: Federation, ids: Sequence[ClientId], neighbours: Tensor, received: float) -> Moment:
     """The record of a round; without known groups, sizes alone."""
-    size = float((neighbours != NOBODY).sum(1).double().mean())
+    size = float((neighbours != NO_PEER).sum(1).double().mean())
     moment: Moment = {"round": float(fed.round + 1), "neighbours": size, "received": received}
     try:
         groups = fed.truth(ids).tolist()

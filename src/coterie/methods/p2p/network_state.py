@@ -14,7 +14,7 @@ from coterie.core.states import Stack, State
 from coterie.methods.p2p.base import Inbox
 from coterie.methods.p2p.neighbourhood import Moment
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     Keys,
     as_rows,
     members,
@@ -52,7 +52,7 @@ def edges_of(ids: Sequence[ClientId], neighbours: Tensor) -> tuple[Keys, Keys]:
     keys = peer_keys(ids)
     order = np.argsort(keys)
     lists = neighbours.numpy()
-    source, column = np.nonzero(lists != NOBODY)
+    source, column = np.nonzero(lists != NO_PEER)
     wanted = lists[source, column]
     place = np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)
     there = keys[order[place]] == wanted
@@ -68,7 +68,7 @@ def below(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _widened(tensor: Tensor, width: int) -> Tensor:
-    fill = NOBODY if tensor.dtype == torch.int64 else 0
+    fill = NO_PEER if tensor.dtype == torch.int64 else 0
     return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=fill)
 
 
@@ -83,10 +83,10 @@ def put(old: Tensor, rows: Tensor, new: Tensor) -> Tensor:
 
 
 def trimmed(lists: Tensor) -> Tensor:
-    """Lists of keys without columns that nobody uses."""
+    """Lists of keys without columns that no peer uses."""
     if lists.dim() < 2 or lists.dtype != torch.int64:
         return lists
-    used = (lists != NOBODY).any(0).nonzero()
+    used = (lists != NO_PEER).any(0).nonzero()
     return lists[:, : int(used.max()) + 1 if len(used) else 0]
 
 
@@ -107,7 +107,7 @@ def counted(state: Network, rows: Tensor, keys: Tensor, chosen: Tensor) -> Tenso
     if state.aggregated is None:
         return None
     table = state.aggregated.clone()
-    source, target = edges_of(state.ids, torch.where(chosen, keys, NOBODY))
+    source, target = edges_of(state.ids, torch.where(chosen, keys, NO_PEER))
     table.index_put_(
         (rows[source], torch.from_numpy(target)), torch.ones(len(source), dtype=table.dtype), accumulate=True
     )
@@ -115,7 +115,7 @@ def counted(state: Network, rows: Tensor, keys: Tensor, chosen: Tensor) -> Tenso
 
 
 def learnt(state: Network, rows: Tensor, inbox: Inbox, answered: Tensor) -> Tensor | None:
-    """Whom each peer knows after what it heard."""
+    """The peers that each peer knows after the answers it got."""
     if state.known is None or not inbox.pool.heard.shape[1]:
         return state.known
     lists = [members(keys) for keys in state.known]
@@ -123,6 +123,6 @@ def learnt(state: Network, rows: Tensor, inbox: Inbox, answered: Tensor) -> Tens
     for row_, position in zip(rows.tolist(), answered.tolist(), strict=True):
         arrived = inbox.index[position][inbox.mask[position]]
         told = np.unique(inbox.pool.heard[arrived].numpy())
-        told = told[(told != NOBODY) & (told != own[row_])]
+        told = told[(told != NO_PEER) & (told != own[row_])]
         lists[row_] = np.union1d(lists[row_], told)
     return as_rows(lists)

@@ -23,7 +23,7 @@ from coterie.methods.p2p.base import (
 )
 from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     Keys,
     as_rows,
     members,
@@ -110,7 +110,7 @@ class PENS(PeerMethod[Tally]):
             times=as_rows([times for _, times in tallies], room),
             age=age,
             neighbours=as_rows(lists, room),
-            scored=renewed(first[:, None], torch.where(inbox.mask, inbox.keys, NOBODY), node.scored),
+            scored=renewed(first[:, None], torch.where(inbox.mask, inbox.keys, NO_PEER), node.scored),
             similarity=renewed(first[:, None], similarity, node.similarity),
         ), chosen
 

@@ -177,7 +177,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         joined = set(state.ids)
         there = [client for client in fed.sample(1.0) if client in joined]
         awake = sorted(fed.sample(self.method.fraction, there))
-        keep = fed.delays or self.method.fraction != 1  # somebody may be asked for what it sent last
+        keep = fed.delays or self.method.fraction != 1  # a peer may be asked for what it sent last
         earlier = self._sent_before(fed, there) if keep else None
         train = self.train_and_keep if keep else self.train
         trained = fed.ask(train, awake, each=Models(state.model), rows=state.rows(awake), counted=False)
@@ -299,7 +299,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         return fed.ask(self.judge, ids, each=Models(models), rows=rows, purpose="evaluation", counted=False)
 
     def clusters(self, state: Network, ids: Sequence[ClientId]) -> list[int] | None:
-        """Communities of the neighbour graph: nobody is told how many there are."""
+        """Communities of the neighbour graph; their number is not given."""
         if not self.method.finds_groups:
             return None
         lists = self.method.neighbours(self.method.unpack_node(state.node))

@@ -1,7 +1,7 @@
-"""The simulated network of peers: who knows whom, and what they hear of others.
+"""The simulated network of peers: who knows whom, and what they learn of others.
 
 A peer is named by its key, a number made from its client id alone, so that it is the same on every machine and in every
-order. Lists of peers are rows of keys, filled up with `NOBODY`.
+order. Lists of peers are rows of keys, filled up with `NO_PEER`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coterie.core.samples import ClientId
 
 Keys = npt.NDArray[np.int64]
 Topology = Literal["full", "random", "ring", "islands"]
-NOBODY = -1
+NO_PEER = -1
 
 
 def peer_key(client: ClientId) -> int:
@@ -35,14 +35,14 @@ def peer_keys(ids: Sequence[ClientId]) -> Keys:
 def members(row: Tensor) -> Keys:
     """The keys of one list, without the filling."""
     keys: Keys = row.numpy()
-    kept: Keys = keys[keys != NOBODY]
+    kept: Keys = keys[keys != NO_PEER]
     return kept
 
 
 def as_rows(lists: Sequence[Keys], width: int = 0) -> Tensor:
     """Lists of keys as one tensor [C, m], as wide as the longest (at least `width`)."""
     widest = max([width, *(len(keys) for keys in lists)])
-    rows = np.full((len(lists), widest), NOBODY, dtype=np.int64)
+    rows = np.full((len(lists), widest), NO_PEER, dtype=np.int64)
     for row, keys in zip(rows, lists, strict=True):
         row[: len(keys)] = keys
     return torch.from_numpy(rows)

@@ -37,7 +37,7 @@ def same_group(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> B
 
     `valid` says which entries count, `known` which of them are of present neighbours. Degenerate rows: without
     candidates, or if "same" empties, the known ones stay; if "other" empties, or all similarities are equal, all are
-    accepted. With a guard, a row whose components are not far enough apart keeps the known ones and takes in nobody:
+    accepted. With a guard, a row whose components are not far enough apart keeps the known ones and adds none:
     two components fitted to a single group would throw half of it out, and two groups that overlap would mix.
     """
     known = known & valid

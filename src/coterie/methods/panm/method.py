@@ -27,7 +27,7 @@ from coterie.methods.p2p.base import (
 )
 from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.topology import (
-    NOBODY,
+    NO_PEER,
     Keys,
     as_rows,
     draw,
@@ -62,7 +62,7 @@ class PANM(Settings):
 
     def _measuring(self, node: Matching, keys: Tensor) -> Tensor:
         """Who measures similarities this round, [C]: in stage one, when matching, and when a stranger is asked."""
-        stranger = (keys != NOBODY) & ~_listed(keys, node.neighbours)
+        stranger = (keys != NO_PEER) & ~_listed(keys, node.neighbours)
         return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0)
 
     def choose(self, node: Matching, view: PeerView) -> Request:
@@ -129,7 +129,7 @@ class PANM(Settings):
         return Matching(
             neighbours=as_rows(lists, room),
             age=node.age + 1,
-            scored=renewed(measuring[:, None], torch.where(inbox.mask, inbox.keys, NOBODY), node.scored),
+            scored=renewed(measuring[:, None], torch.where(inbox.mask, inbox.keys, NO_PEER), node.scored),
             similarity=renewed(measuring[:, None], similarity, node.similarity),
         ), chosen
 
@@ -145,4 +145,4 @@ class PANM(Settings):
 
 def _listed(keys: Tensor, lists: Tensor) -> Tensor:
     """Which keys [C, m] stand in the same row of `lists` [C, w]."""
-    return (keys[:, :, None] == lists[:, None, :]).any(2) & (keys != NOBODY)
+    return (keys[:, :, None] == lists[:, None, :]).any(2) & (keys != NO_PEER)

@@ -18,7 +18,7 @@ from coterie.methods.panm.ours import discriminating
 _BLOCK = 4096
 _TINY = torch.finfo(torch.float64).tiny
 
-with warnings.catch_warnings():  # torch says once that its sparse matrices are young; nobody can act on that
+with warnings.catch_warnings():  # torch says once that its sparse matrices are new; the user cannot act on that
     warnings.simplefilter("ignore")
     torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), check_invariants=False)
 

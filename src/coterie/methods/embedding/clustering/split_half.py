@@ -167,7 +167,7 @@ def _divisions(classes: int, length: int) -> Iterator[NDArray[np.bool_]]:
 def _difference(x: Floats, first: NDArray[np.bool_], blocks: int) -> float:
     """Standard score of the distance between the means of two parts, beyond what mere noise makes of one mean.
 
-    Clients that are noisier than others (missing classes, more flips) have a mean of their own, but are no group: class
+    Clients that are noisier than others (missing classes, more flips) have another mean, but are not a group: class
     by class, theirs is the others' mean drawn towards 1/2 by some factor. So the distance is taken to the nearest such
     mean, in the direction in which it is less. It and its variance under equal means are estimated as by Chen and Qin
     (2010).
@@ -211,7 +211,7 @@ def _squared(scatter: Floats, trace: float) -> float:
 
 
 def settled(bits: NDArray[np.generic], labels: Ints) -> Ints:
-    """Every row with the nearest mean, until nobody moves: what Ward's tree joined too early is put right."""
+    """Every row with the nearest mean, until none moves: what Ward's tree joined too early is put right."""
     x = bits.astype(np.float64)
     groups = int(labels.max()) + 1
     for _ in range(len(x)):
