@@ -200,7 +200,7 @@ def _costs(seed: int, note: Note) -> str:
 
 
 def _warm_steps(seed: int, note: Note) -> str:
-    """Correct clusters on swapped-rotated MNIST; every round all clients are assigned again, by each budget of steps."""
+    """Correct clusters on swapped-rotated MNIST; each round assigns all clients again, by each budget of steps."""
     world = _World.of(seed, 24, 500, "swapped-rotated-mnist", 3.0)
     labels = [world.population.client(client).train.y for client in world.population.ids]
     shares, goal = label_shares(labels, world.task.classes), Objective(world.brightness())

@@ -140,7 +140,7 @@ def test_a_message_that_is_too_long_is_stopped_by_the_filter_piece_by_piece() ->
     """1 MB is allowed, 5 MB and framing more are let in: three pieces of 2 MB fit and the fourth does not."""
     link = Filtered(1 << 20)
     assert link.piece(10) == 413
-    assert "sent a piece of no message" in link.said.pop()
+    assert "sent a piece that belongs to no message" in link.said.pop()
     assert link.asks("/v1/fleet/push-messages") == 200
     assert [link.piece(2 << 20) for _ in range(4)] == [200, 200, 200, 413]
     assert "a message that is longer than what is allowed (--max-megabytes 1)" in link.said.pop()
