@@ -41,7 +41,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Normalise:
-    """uint8 or float input -> float input of the model: (x * scale - mean) / std, per channel."""
+    """uint8 or float input -> float input of the model: (x * scale - mean) / std, per channel.
+
+    Whole numbers of any other type are token ids: they reach the model as they are.
+    """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -49,6 +52,8 @@ class Normalise:
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalise a batch [n, channels, ...] (or [n, features] where there is one channel)."""
+        if not (x.dtype.is_floating_point or x.dtype is torch.uint8):
+            return x
         factor, shift = _line(self, dtype, x.dim())
         if isinstance(factor, float):
             return torch.add(shift, x if x.dtype is torch.uint8 else x.to(dtype), alpha=factor)

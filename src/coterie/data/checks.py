@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from coterie.core.errors import UNREADABLE, CoterieError
 from coterie.core.samples import ClientId, Normalise, Samples
 
-Layout = Literal["images", "series"]
-"""What inputs of three axes are: images [n, height, width], or series [n, steps, features] that stay as they are."""
+from .schema import Layout
+
 _CHANNELS = (1, 3)
 _MOST_GAPS = 10
 _FEW_CLASSES = 100
@@ -44,11 +44,31 @@ def checked_samples(client: ClientId, x: Any, y: Any, layout: Layout | None = No
     labels = labels.to(torch.int64)
     if int(labels.min()) < 0:
         raise CoterieError(f"Client {client} has the label {int(labels.min())}; give integers from 0 up.")
-    if inputs.dtype != torch.uint8 and not inputs.dtype.is_floating_point:
-        raise CoterieError(f"The inputs of client {client} are {_dtype(inputs)}; give uint8 or float.")
-    if inputs.dtype.is_floating_point and not bool(torch.isfinite(inputs).all()):
-        raise CoterieError(f"The inputs of client {client} hold NaN or infinity; remove those samples.")
-    return Samples(_channels_first(client, inputs, layout), labels)
+    return Samples(checked_inputs(client, inputs, layout), labels)
+
+
+def checked_inputs(client: ClientId, x: Tensor, layout: Layout | None) -> Tensor:
+    """Inputs of a type that a model takes, laid out as models take them."""
+    if x.dtype.is_complex:
+        raise CoterieError(f"The inputs of client {client} are {_dtype(x)}; give uint8 or float.")
+    if x.dtype.is_floating_point:
+        if layout == "tokens":
+            raise CoterieError(f"The inputs of client {client} are {_dtype(x)}; tokens are whole numbers.")
+        if not bool(torch.isfinite(x).all()):
+            raise CoterieError(f"The inputs of client {client} hold NaN or infinity; remove those samples.")
+    elif layout == "tokens":
+        x = x.to(torch.int64)
+        if int(x.min()) < 0:
+            raise CoterieError(f"Client {client} has the token {int(x.min())}; number tokens from 0 up.")
+    elif x.dtype != torch.uint8:
+        if layout is None:
+            raise CoterieError(
+                f"The inputs of client {client} are {_dtype(x)}, which may be token ids or numbers to compute with; "
+                'say layout="tokens" for an embedding, or layout="rows", in Python or as an entry of the .npz files, '
+                "or --set scenario.layout=tokens on the command line."
+            )
+        x = x.to(torch.float32)
+    return _laid_out(client, x, layout)
 
 
 def checked_classes(labels: Sequence[Tensor], classes: int | None) -> int:
@@ -117,25 +137,37 @@ def _tensor(client: ClientId, what: str, value: Any) -> Tensor:
         ) from problem
 
 
-def _channels_first(client: ClientId, x: Tensor, layout: Layout | None) -> Tensor:
-    """[n, channels, height, width] from images without a channel axis or with it at the end; series as they are."""
-    if layout == "series":
-        if x.dim() != 3:
-            raise CoterieError(
-                f"Client {client} has inputs of shape {tuple(x.shape)}; series are [n, steps, features]."
-            )
-        return x
-    if x.dim() == 3:
-        if layout is None and x.dtype != torch.uint8:
-            raise CoterieError(
-                f"Client {client} has inputs of shape {tuple(x.shape)}, which may be series or images; say "
-                'layout="series" for [n, steps, features] or layout="images" for [n, height, width], in Python or as '
-                "an entry of the .npz files, or --set scenario.layout=series on the command line."
-            )
-        return x.unsqueeze(1)
+_AXES: dict[Layout, tuple[tuple[int, ...], str]] = {
+    "rows": ((2,), "rows are [n, features]"),
+    "tokens": ((2,), "tokens are [n, length]"),
+    "series": ((3,), "series are [n, steps, features]"),
+    "images": ((3, 4), "images are [n, channels, height, width] or [n, height, width]"),
+    "images-last": ((4,), "images-last are [n, height, width, channels]"),
+}
+
+
+def _laid_out(client: ClientId, x: Tensor, layout: Layout | None) -> Tensor:
+    """Inputs as models take them: images as [n, channels, height, width], all others as they are."""
+    if layout is not None:
+        axes, what = _AXES[layout]
+        if x.dim() not in axes:
+            raise CoterieError(f"Client {client} has inputs of shape {tuple(x.shape)}; {what}.")
+        if layout == "images-last":
+            return x.permute(0, 3, 1, 2).contiguous()
+        return x.unsqueeze(1) if layout == "images" and x.dim() == 3 else x
+    if x.dim() == 3 and x.dtype != torch.uint8:
+        raise CoterieError(
+            f"Client {client} has inputs of shape {tuple(x.shape)}, which may be series or images; say "
+            'layout="series" for [n, steps, features] or layout="images" for [n, height, width], in Python or as '
+            "an entry of the .npz files, or --set scenario.layout=series on the command line."
+        )
     if x.dim() == 4 and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS:
-        return x.permute(0, 3, 1, 2).contiguous()
-    return x
+        raise CoterieError(
+            f"Client {client} has inputs of shape {tuple(x.shape)}, whose channels may be the first axis or the last; "
+            'say layout="images-last" for [n, height, width, channels] or layout="images" for [n, channels, height, '
+            "width], in Python or as an entry of the .npz files, or --set scenario.layout=images-last."
+        )
+    return x.unsqueeze(1) if x.dim() == 3 else x
 
 
 def _dtype(x: Tensor) -> str:

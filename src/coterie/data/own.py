@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,23 +23,23 @@ from coterie.core.samples import (
 )
 from coterie.core.terminal import shown
 
-from .checks import Layout, checked_classes, checked_groups, checked_samples, measured
+from .checks import checked_classes, checked_groups, checked_samples, measured
+from .labels import ClientArrays, named_classes
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Parts
+from .schema import Layout, Schema
 from .sources.files import missing
 from .sources.images import has_domain_level, read_images
 from .sources.leaf import is_leaf, read_leaf
 from .users import leaf_users
 
 _TEST_FRACTION = 0.2
+_LAYOUTS: dict[int, Layout] = {2: "rows", 3: "series", 4: "images"}
 _HELP = (
     "give a folder of <client>.npz files (x, y or x_train, y_train, x_test, y_test), a LEAF folder "
     "(data/train/*.json), or images as <domain>/<class>/<image>"
 )
-
-ClientArrays = tuple[Any, Any] | tuple[Any, Any, Any, Any]
-"""(x, y), of which a fifth is kept for testing, or (x_train, y_train, x_test, y_test)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,8 @@ class OwnPopulation:
     normalise: Normalise
     groups: Mapping[ClientId, int] = field(default_factory=dict)
     unseen_ids: tuple[ClientId, ...] = ()
+    schema: Schema | None = None
+    """How the data were read."""
 
     @property
     def ids(self) -> Sequence[ClientId]:
@@ -87,16 +89,21 @@ def from_arrays(
 ) -> OwnPopulation:
     """A population of numpy arrays or tensors, one entry a client.
 
-    Inputs are images [n, channels, height, width] (or channels last), or rows [n, features]. Three axes are images [n,
-    height, width] if they are uint8; of floats `layout` must say whether they are "images" or "series" [n, steps,
-    features], which the model gets as they are. Float inputs are taken as they are; uint8 inputs are scaled to [0, 1]
-    and normalised by the mean and deviation of all training images, unless `normalise` says otherwise. `unseen` names
-    clients that never take part in training.
+    Labels are whole numbers from 0, or words: these are numbered in sorted order and remembered (`schema.class_names`).
+    Inputs are rows [n, features], images [n, channels, height, width] or, of uint8, [n, height, width]. Where their
+    axes could mean something else, `layout` must say it (see `Layout`): "series" are [n, steps, features],
+    "images-last" have their channels at the end, "tokens" are whole numbers that the model gets as they are. Float
+    inputs are taken as they are; uint8 inputs are scaled to [0, 1] and normalised by the mean and deviation of all
+    training images, unless `normalise` says otherwise. `unseen` names clients that never take part in training.
     """
     if not clients:
         raise CoterieError("There is no client; give at least one with its arrays.")
     if not 0 <= validation < 1:
         raise CoterieError(f"The validation part is {validation}; give a fraction from 0 to below 1.")
+    for client, arrays in clients.items():
+        if not isinstance(arrays, (tuple, list)) or len(arrays) not in (2, 4):
+            raise CoterieError(f"Client {client} needs (x, y) or (x_train, y_train, x_test, y_test).")
+    clients, names = named_classes(clients)
     parts = {client: _split(client, arrays, seed, layout) for client, arrays in clients.items()}
     first = next(iter(parts.values()))[0]
     for client, (train, test) in parts.items():
@@ -110,13 +117,22 @@ def from_arrays(
     if strangers or len(set(unseen)) == len(clients):
         raise CoterieError(f"unseen names {_few(list(unseen))}; name some of the clients, and not all of them.")
     data = {client: _validated(client, train, test, validation, seed) for client, (train, test) in parts.items()}
+    schema = Schema(
+        shape=tuple(first.x.shape[1:]),
+        classes=len(names) or checked_classes([part.y for pair in parts.values() for part in pair], classes),
+        layout=layout or _LAYOUTS[first.x.dim()],
+        dtype=str(first.x.dtype).removeprefix("torch."),
+        normalise=normalise or measured([one.train.x for one in data.values()]),
+        class_names=names,
+    )
     return OwnPopulation(
         clients=data,
-        shape=tuple(first.x.shape[1:]),
-        classes=checked_classes([part.y for pair in parts.values() for part in pair], classes),
-        normalise=normalise or measured([one.train.x for one in data.values()]),
+        shape=schema.shape,
+        classes=schema.classes,
+        normalise=schema.normalise,
         groups=checked_groups(groups, list(clients)),
         unseen_ids=tuple(unseen),
+        schema=schema,
     )
 
 
@@ -221,7 +237,9 @@ def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None, Layout | None
     group = None if "group" not in held else held["group"].item() if held["group"].size == 1 else "?"
     layout = str(held["layout"]) if "layout" in held else None
     if layout not in (None, *get_args(Layout)):
-        raise CoterieError(f"{path} has the layout {shown(layout)}; write {' or '.join(get_args(Layout))}, or none.")
+        raise CoterieError(
+            f"{path} has the layout {shown(layout)}; write one of {', '.join(get_args(Layout))}, or none."
+        )
     arrays = (values[0], values[1]) if len(values) == 2 else (values[0], values[1], values[2], values[3])
     return arrays, group, layout  # type: ignore[return-value]
 
@@ -244,13 +262,13 @@ def _from_images(folder: Path, seed: int, validation: float, image_size: int | N
         part = rows_of(found.samples, rows)
         arrays[found.domains[number]] = (part.x, part.y)
     groups = {client: number for number, client in enumerate(arrays)}
-    return from_arrays(arrays, groups=groups, classes=len(found.classes), seed=seed, validation=validation)
+    made = from_arrays(arrays, groups=groups, classes=len(found.classes), seed=seed, validation=validation)
+    assert made.schema is not None
+    return replace(made, schema=replace(made.schema, class_names=found.classes, image_size=image_size))
 
 
 def _split(client: ClientId, arrays: ClientArrays, seed: int, layout: Layout | None) -> tuple[Samples, Samples]:
     """Training and test samples, with a fifth split off where there are no test samples."""
-    if not isinstance(arrays, (tuple, list)) or len(arrays) not in (2, 4):
-        raise CoterieError(f"Client {client} needs (x, y) or (x_train, y_train, x_test, y_test).")
     train = checked_samples(client, arrays[0], arrays[1], layout)
     if len(arrays) == 4:
         return train, checked_samples(client, arrays[2], arrays[3], layout)

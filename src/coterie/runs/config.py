@@ -18,9 +18,9 @@ from coterie.core.settings import (
     to_toml,
 )
 from coterie.core.terminal import brief, shown
-from coterie.data.checks import Layout
 from coterie.data.drift import DriftTo
 from coterie.data.scenarios import ShiftKind
+from coterie.data.schema import Layout
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON

@@ -13,6 +13,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import Population
 from coterie.core.settings import changed_fields, to_toml
 from coterie.core.task import LossFn, LossName, Task
+from coterie.data.schema import SCHEMA_FILE, schema_of
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import LocalTraining, RoundMethod
 from coterie.methods.p2p.simulation import in_simulator
@@ -65,6 +66,7 @@ def simulate(
         config = config or _described(method.training, options, faults, engine)
         folder = RunFolder.reopen(out) if resume else RunFolder.create(out, config)
         folder.check_same(config)
+        folder.write(SCHEMA_FILE, schema_of(population).to_json().encode())
     return RoundLoop(method, fed, options, folder, view=views, scenario=scenario).run(resume)
 
 
