@@ -130,7 +130,7 @@ def _own_data(folder: Path) -> list[Door]:
     whole, parts = io.BytesIO(), io.BytesIO()
     np.savez(whole, x=pixels, y=labels, group=np.array("north"))
     rows = generator.normal(size=(6, 4))
-    np.savez(parts, x_train=rows, y_train=labels, x_test=rows, y_test=labels, layout=np.array("images"))
+    np.savez(parts, x_train=rows, y_train=labels, x_test=rows, y_test=labels, layout=np.array("rows"))
 
     def npz(data: bytes) -> None:
         (folder / "npz").mkdir(exist_ok=True)
