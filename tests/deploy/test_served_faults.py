@@ -105,11 +105,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         command.stop()
 
 
-@pytest.mark.timeout(1200)  # eight processes one after the other, each a while to start where others work, too
-def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = scene.serve("server", "--config", "run.toml", "--out", "run")
-    clients = {name: scene.join(name) for name in ("0", "1", "2")}
-
+def strangers_are_turned_away(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     # strangers: a CA that the client does not know, and a key that the server does not know
     assert "is not the server that the CA in" in scene.stranger(scene.folder / "strangers/clients/5")
     mixed = scene.folder / "mixed"
@@ -134,6 +130,27 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     verify = ssl.create_default_context(cafile=str(scene.folder / "certs/ca.pem"))
     answer = httpx.post(f"https://127.0.0.1:{scene.port}/v1/control/stop-run", verify=verify)
     assert (answer.status_code, "without the token" in answer.text) == (403, True)
+
+
+def the_run_is_whole(scene: Scene, rounds: int) -> None:
+    result = json.loads((scene.folder / "run" / "result.json").read_text())
+    assert result["rounds"] == rounds
+    assert result["clients"] == 4
+    assert sorted(result["client_ids"]) == ["0", "1", "2", "3"]
+    assert len(result["clusters"]) == 4
+    assert result["truth"] is None
+    assert result["engine"] == "clients over Flower"
+    assert (scene.folder / "run" / "report.html").is_file()
+    for client in ("0", "1", "3"):
+        assert "the run is over" in next(c for c in scene.started if c.log.stem == f"client-{client}").ends(0)
+
+
+@pytest.mark.timeout(1200)  # eight processes one after the other, each a while to start where others work, too
+def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = scene.serve("server", "--config", "run.toml", "--out", "run")
+    clients = {name: scene.join(name) for name in ("0", "1", "2")}
+
+    strangers_are_turned_away(scene, monkeypatch)
 
     # a client killed in the middle: the run goes on without it
     until(lambda: scene.round >= 2, "round 2")
@@ -171,14 +188,4 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     said = server.text.partition("going on from round ")[2]
     assert int(said.split()[0]) >= reached - 3  # nothing but the rounds since the last checkpoint
     server.ends(0)
-
-    result = json.loads((scene.folder / "run" / "result.json").read_text())
-    assert result["rounds"] == reached + 5
-    assert result["clients"] == 4
-    assert sorted(result["client_ids"]) == ["0", "1", "2", "3"]
-    assert len(result["clusters"]) == 4
-    assert result["truth"] is None
-    assert result["engine"] == "clients over Flower"
-    assert (scene.folder / "run" / "report.html").is_file()
-    for client in ("0", "1", "3"):
-        assert "the run is over" in next(c for c in scene.started if c.log.stem == f"client-{client}").ends(0)
+    the_run_is_whole(scene, reached + 5)

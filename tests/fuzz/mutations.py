@@ -79,28 +79,36 @@ def spoilt_value(random: Random, value: Any) -> Any:
     if inner is not None and random.random() < 0.85:
         return json.dumps(spoilt_value(random, inner))
     if isinstance(value, dict) and value and random.random() < 0.93:
-        key = random.choice(list(value))
-        how = random.randrange(12)
-        if how == 0:
-            return {k: v for k, v in value.items() if k != key}
-        if how == 1:
-            return {**value, str(random.choice((*WORDS, *value))): extreme(random)}
-        if how == 2:
-            return {**value, key: value[random.choice(list(value))]}
-        if how == 3:
-            return {(random.choice(WORDS) if k == key else k): v for k, v in value.items()}
-        return {**value, key: spoilt_value(random, value[key])}
+        return _spoilt_table(random, value)
     if isinstance(value, list) and value and random.random() < 0.8:
-        at = random.randrange(len(value))
-        how = random.randrange(8)
-        if how == 0:
-            return [*value[:at], *value[at + 1 :]]
-        if how == 1:
-            return [*value, extreme(random)]
-        if how == 2:
-            return value * random.choice((2, 100))
-        return [*value[:at], spoilt_value(random, value[at]), *value[at + 1 :]]
+        return _spoilt_list(random, value)
     return extreme(random)
+
+
+def _spoilt_table(random: Random, value: dict[str, Any]) -> dict[str, Any]:
+    key = random.choice(list(value))
+    how = random.randrange(12)
+    if how == 0:
+        return {k: v for k, v in value.items() if k != key}
+    if how == 1:
+        return {**value, str(random.choice((*WORDS, *value))): extreme(random)}
+    if how == 2:
+        return {**value, key: value[random.choice(list(value))]}
+    if how == 3:
+        return {(random.choice(WORDS) if k == key else k): v for k, v in value.items()}
+    return {**value, key: spoilt_value(random, value[key])}
+
+
+def _spoilt_list(random: Random, value: list[Any]) -> list[Any]:
+    at = random.randrange(len(value))
+    how = random.randrange(8)
+    if how == 0:
+        return [*value[:at], *value[at + 1 :]]
+    if how == 1:
+        return [*value, extreme(random)]
+    if how == 2:
+        return value * random.choice((2, 100))
+    return [*value[:at], spoilt_value(random, value[at]), *value[at + 1 :]]
 
 
 def _inside(value: Any) -> Any:

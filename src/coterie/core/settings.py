@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import types
 import typing
@@ -98,7 +99,7 @@ def _float(value: Any) -> float:
     if isinstance(value, (bool, Quoted)):
         raise ValueError
     number = float(value)
-    if number != number or number in (float("inf"), float("-inf")):
+    if not math.isfinite(number):
         raise ValueError
     return number
 

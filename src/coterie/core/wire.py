@@ -109,22 +109,29 @@ def unpack(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Build an object of the expected type from a skeleton and its tensors."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if skeleton is None and type(None) in arguments:
-            return None
-        return _first_that_fits([a for a in arguments if a is not type(None)], skeleton, tensors)
+        return _first_that_fits(arguments, skeleton, tensors)
     if kind is Tensor:
         return tensors[_expect(skeleton, dict, kind)[_TENSOR]]
     if dataclasses.is_dataclass(kind):
         return _unpack_dataclass(kind, skeleton, tensors)
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         items = _expect(skeleton, dict, kind).items()
         return {_key(arguments[0], key): unpack(arguments[1], part, tensors) for key, part in items}
-    if origin in (tuple, list) or (isinstance(origin, type) and issubclass(origin, typing.Sequence)):
-        parts = _expect(skeleton, list, kind)
-        fixed = origin is tuple and len(arguments) > 1 and arguments[1] is not Ellipsis
-        kinds = arguments if fixed else (arguments[0],) * len(parts)
-        values = [unpack(k, part, tensors) for k, part in zip(kinds, parts, strict=True)]
-        return values if origin is list else tuple(values)
+    if isinstance(origin, type) and issubclass(origin, typing.Sequence):
+        return _unpack_sequence(kind, skeleton, tensors)
+    return _plain_value(kind, skeleton)
+
+
+def _unpack_sequence(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    parts = _expect(skeleton, list, kind)
+    fixed = origin is tuple and len(arguments) > 1 and arguments[1] is not Ellipsis
+    kinds = arguments if fixed else (arguments[0],) * len(parts)
+    values = [unpack(k, part, tensors) for k, part in zip(kinds, parts, strict=True)]
+    return values if origin is list else tuple(values)
+
+
+def _plain_value(kind: Any, skeleton: Any) -> Any:
     if kind is float and isinstance(skeleton, int) and not isinstance(skeleton, bool):
         return float(skeleton)
     if kind in (int, float, str, bool) or kind is type(None):
@@ -132,7 +139,10 @@ def unpack(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise WireError(f"A message cannot hold a {kind}; use tensors, dataclasses, dicts, tuples and plain values.")
 
 
-def _first_that_fits(kinds: list[Any], skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _first_that_fits(union: tuple[Any, ...], skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if skeleton is None and type(None) in union:
+        return None
+    kinds = [kind for kind in union if kind is not type(None)]
     for kind in kinds[:-1]:
         try:
             return unpack(kind, skeleton, tensors)

@@ -125,6 +125,10 @@ class _Given:
             )
         if not self.unseen >= 0 or (isinstance(self.unseen, float) and not self.unseen < 1):
             raise CoterieError(f"unseen is {self.unseen}; give a number of clients, or a fraction of them below 1.")
+        self._check_names()
+        self._check_sizes()
+
+    def _check_names(self) -> None:
         if self.partition is not None and self.partition not in PARTITIONS:
             raise unknown("partition", self.partition, PARTITIONS)
         if self.pixels is not None and self.pixels not in PIXELS:
@@ -133,6 +137,8 @@ class _Given:
             raise CoterieError(f"The partition {self.partition} has no alpha; leave one of the two out.")
         if self.shift is not None and self.shift not in SHIFTS:
             raise unknown("shift", self.shift, SHIFTS)
+
+    def _check_sizes(self) -> None:
         if self.sizes and (min(self.sizes) < 0 or not sum(self.sizes)):
             raise CoterieError(f"group_sizes is {list(self.sizes)}; give numbers of clients of at least 0.")
         if self.sizes and self.clients not in (None, sum(self.sizes)):

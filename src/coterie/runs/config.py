@@ -148,7 +148,7 @@ def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str
             merged[key] = value
         elif not dot:
             merged.setdefault("settings", {})[key] = value
-        elif table == method or table == "settings":
+        elif table in (method, "settings"):
             merged.setdefault("settings", {})[name] = value
         elif table in _TABLES:
             merged.setdefault(table, {})[name] = value

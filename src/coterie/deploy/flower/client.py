@@ -287,18 +287,12 @@ def _serve(device: Device, session: Session, limit: int, stay: bool, note: Note)
     unforeseen = 0
     while True:
         try:
-            received = session.receive(limit)
-            if received is None:
+            answered = _answer_next(device, session, limit, note)
+            if answered is None:
                 pause(_POLL_SECONDS)
                 continue
-            began = time.monotonic()
-            message, wrong = received
-            reply = refusal(message, wrong) if wrong else answer(device, message, limit, note)
-            if reply.has_error():
-                note(f"refused {message.metadata.message_type}: {reply.error.reason}")
-            session.send(reply, time.monotonic() - began)
             unforeseen = 0
-            if message.metadata.message_type.endswith(f".{GOODBYE}") and not stay:
+            if answered.endswith(f".{GOODBYE}") and not stay:
                 return True
         except httpx.HTTPStatusError as error:
             if error.response.status_code in _UNSURE:
@@ -314,3 +308,18 @@ def _serve(device: Device, session: Session, limit: int, stay: bool, note: Note)
             if unforeseen > _MOST_IN_A_ROW:
                 raise _Gone("nothing that the server sends can be handled; joining again") from error
             pause(_RETRY_SECONDS)
+
+
+def _answer_next(device: Device, session: Session, limit: int, note: Note) -> str | None:
+    """Answer the next message, if there is one; returned is its type."""
+    received = session.receive(limit)
+    if received is None:
+        return None
+    began = time.monotonic()
+    message, wrong = received
+    reply = refusal(message, wrong) if wrong else answer(device, message, limit, note)
+    kind: str = message.metadata.message_type
+    if reply.has_error():
+        note(f"refused {kind}: {reply.error.reason}")
+    session.send(reply, time.monotonic() - began)
+    return kind
