@@ -245,8 +245,8 @@ def test_own_data_that_are_broken(refused: Callable[..., str], tmp_path: Path) -
     assert refused(*own) == f"mine/c1.npz {broken}"
     np.savez(victim, a=np.zeros(3))
     assert "c1.npz holds a; give x and y" in refused(*own)
-    np.savez(victim, x=np.zeros((4, 1, 8, 8)), y=np.array([0, 1, -1, 2]))
-    assert "Client c1 has the label -1; give integers from 0 up." in refused(*own)
+    np.savez(victim, x=np.zeros((4, 1, 8, 8), np.uint8), y=np.array([0, 1, -1, 2]))
+    assert "Client c1 has the label -1; give integers from 0 up," in refused(*own)
     np.savez(victim, x=np.full((4, 8, 8), np.nan), y=np.zeros(4, np.int64))
     assert "The inputs of client c1 hold NaN or infinity" in refused(*own)
     shutil.rmtree(tmp_path / "mine")

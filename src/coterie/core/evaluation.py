@@ -40,9 +40,19 @@ def score(task: Task, models: Stack, samples: Samples) -> Scores:
     for index in range(rows):
         for output, target in _outputs(task, row(models, index), samples):
             loss[index] += float(task.loss_of(output, target)) * len(output)
-            if task.loss == "cross_entropy" or not isinstance(task.loss, str):
-                correct[index] += float((output.argmax(-1) == target).sum())
+            correct[index] += right_answers(task, output, target)
     return Scores(loss / total, correct, number)
+
+
+def right_answers(task: Task, output: Tensor, target: Tensor) -> float:
+    """How many answers are right; with several labels a sample, the share of its labels that are; 0 for numbers."""
+    if task.kind == "regression" or task.loss == "reconstruction":
+        return 0.0
+    if task.kind == "multilabel":
+        return float(((output > 0) == (target > 0.5)).double().mean(-1).sum())
+    if task.kind == "binary" and (output.dim() == 1 or output.shape[-1] == 1):
+        return float(((output > 0).flatten() == (target > 0.5).flatten()).sum())
+    return float((output.argmax(-1) == target).sum())
 
 
 def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, Tensor]]:

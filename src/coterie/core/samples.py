@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from coterie.core.targets import TargetScale, TaskKind
+
 ClientId = str
 
 
@@ -109,7 +111,7 @@ class Population(Protocol):
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes; of labels or of numbers where the targets are these: the outputs that a network needs."""
 
     @property
     def normalise(self) -> Normalise:
@@ -120,3 +122,15 @@ class Population(Protocol):
 
     def group(self, client: ClientId, round: int = 0) -> int | None:
         """The true group, for the evaluator only; methods never see a population. None where there is no truth."""
+
+
+def kind_of(population: Population) -> TaskKind:
+    """What a population's targets are: its `kind`; one that does not say has classes."""
+    kind: TaskKind = getattr(population, "kind", "binary" if population.classes == 2 else "classification")
+    return kind
+
+
+def target_scale_of(population: Population) -> TargetScale | None:
+    """The common scale of a population's targets, where they are numbers."""
+    scale: TargetScale | None = getattr(population, "target_scale", None)
+    return scale

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +17,20 @@ from torch.nn import functional as F
 
 from coterie.core import user_code
 from coterie.core.compiled import BACKENDS, Compiled, Refusal
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, unknown
 from coterie.core.rng import key64
 from coterie.core.rows import RowMath
-from coterie.core.samples import Normalise, Population, Samples
+from coterie.core.samples import Normalise, Population, Samples, kind_of, target_scale_of
 from coterie.core.states import State
+from coterie.core.targets import TASKS, TargetScale, TaskKind, TaskName
 
-LossName = Literal["cross_entropy", "mse", "reconstruction"]
+LossName = Literal["cross_entropy", "bce", "mse", "reconstruction"]
+LossChoice = Literal["auto", "cross_entropy", "bce", "mse", "reconstruction"]
+"""The setting `loss`: a name, or "auto" for that of the task's kind."""
 LossFn = Callable[[Tensor, Tensor], Tensor]
 _LOSSES: dict[LossName, LossFn] = {
     "cross_entropy": F.cross_entropy,
+    "bce": lambda output, target: F.binary_cross_entropy_with_logits(output, target.reshape(output.shape)),
     "mse": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
     "reconstruction": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
 }
@@ -38,7 +43,8 @@ class Task:
     """A network that clients can train and judge, as functions of its state.
 
     `model` is a function that builds a fresh network, or a ready one whose weights are then the common start. `loss` is
-    a name or any function (output, target) -> mean loss; with "reconstruction" the target is the input itself.
+    a name or any function (output, target) -> mean loss; with "reconstruction" the target is the input itself. `kind`
+    says what the targets are; with a `target_scale` the network learns targets of mean 0 and deviation 1.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -48,6 +54,8 @@ class Task:
     loss: LossName | LossFn = "cross_entropy"
     dtype: torch.dtype = torch.float32
     use_kernel: bool = True
+    kind: TaskKind = "classification"
+    target_scale: TargetScale | None = None
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     @classmethod
@@ -56,19 +64,41 @@ class Task:
         model: nn.Module | Callable[[], nn.Module],
         population: Population,
         *,
-        loss: LossName | LossFn = "cross_entropy",
+        task: TaskName = "auto",
+        loss: LossChoice | LossFn = "auto",
         dtype: torch.dtype = torch.float32,
     ) -> Task:
-        """The task of training `model` (a builder, or a ready network) on a population's data."""
+        """The task of training `model` (a builder, or a ready network) on a population's data.
+
+        With `task="auto"` it is of the kind that the population's targets are, with `loss="auto"` the loss is that of
+        the kind. A loss that the user gives gets the targets as they are: the scale is then the user's, too.
+        """
         if not isinstance(model, nn.Module):
             first = user_code.build(model)
             model = (
                 first if user_code.build(model) is first else model
             )  # `lambda: ready` is a ready network, not a builder
-        user_code.check_loss(loss, _LOSSES)
-        task = cls(model, tuple(population.shape), population.classes, population.normalise, loss, dtype)
-        task._check(population)
-        return task
+        user_code.check_loss(loss, get_args(LossChoice))
+        found = kind_of(population)
+        kind = chosen_kind(task, found, population.classes, squares=loss == "mse")
+        numbers = kind == "regression" and loss == "auto"
+        made = cls(
+            model,
+            tuple(population.shape),
+            population.classes if kind != "regression" or found in ("regression", "multilabel") else 1,
+            population.normalise,
+            dtype=dtype,
+            kind=kind,
+            target_scale=(target_scale_of(population) or _measured(population)) if numbers else None,
+        )
+        own = population.client(population.ids[0]).train
+        sample = own.take(torch.arange(min(2, len(own))))  # two, or a mean over the batch looks like its only entry
+        module = made._build().eval()
+        output = made._first_output(module, sample)
+        chosen = made._fitting_loss(output) if isinstance(loss, str) and loss == "auto" else loss
+        made = dataclasses.replace(made, loss=chosen)
+        made._check_loss(module, sample, output)
+        return made
 
     def init(self, seed: int, which: int = 0) -> State:
         """A fresh model. `which` tells apart the several initial models of one run; 0 is the shared one."""
@@ -151,9 +181,13 @@ class Task:
 
     def targets(self, batch: Samples, inputs: Tensor) -> Tensor:
         """What the outputs are compared with."""
-        if self.loss == "reconstruction":
-            return inputs
-        return batch.y.to(self.dtype) if self.loss == "mse" else batch.y
+        return inputs if self.loss == "reconstruction" else self.learnt(batch.y)
+
+    def learnt(self, y: Tensor) -> Tensor:
+        """Targets as the loss takes them: numbers on the common scale, whole numbers for classes."""
+        if self.target_scale is not None:
+            return self.target_scale.standardised(y, self.dtype)
+        return y.to(self.dtype) if self.loss in ("mse", "bce") or y.is_floating_point() else y
 
     def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean loss over a batch."""
@@ -163,29 +197,73 @@ class Task:
         made = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else user_code.build(self.model)
         return made.to(self.dtype)
 
-    def _check(self, population: Population) -> None:
+    def _first_output(self, module: nn.Module, sample: Samples) -> Tensor:
         """Find out before the first round that the network does not fit the data."""
-        first = population.client(population.ids[0]).train
-        sample = first.take(torch.arange(min(2, len(first))))  # two, or a mean over the batch looks like its only entry
-        module = self._build().eval()
         if not any(True for _ in module.parameters()):
             raise CoterieError("The model has no parameters, so nothing can be learnt; give it a layer with weights.")
-        inputs = self.inputs(sample.x)
-        output = self.outputs(module, sample, inputs)
+        output = self.outputs(module, sample, self.inputs(sample.x))
         if not isinstance(output, Tensor) or not output.dim():
             what = "a single number" if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise CoterieError(f"The model returns {what}; let its forward return one tensor, a row for each sample.")
-        trained = [weight for weight in module.parameters() if weight.requires_grad]
-        if not trained:
+        if not any(weight.requires_grad for weight in module.parameters()):
             raise CoterieError("All of the model's parameters are frozen; let some have requires_grad = True.")
+        return output
+
+    def _fitting_loss(self, output: Tensor) -> LossName:
+        """The loss of this kind of task; a binary one has two outputs, or one."""
+        width = output[0].numel() if output.dim() > 1 and len(output) else 1
+        if self.kind == "binary" and width == 1:
+            return "bce"
+        if self.kind in ("multilabel", "regression"):
+            if width != self.classes:
+                what = "labels" if self.kind == "multilabel" else "numbers to predict"
+                raise CoterieError(
+                    f"The model has {_counted(width, 'output')} but the data have {self.classes} {what}; "
+                    f"give it {_counted(self.classes, 'output')}."
+                )
+            return "bce" if self.kind == "multilabel" else "mse"
+        return "cross_entropy"
+
+    def _check_loss(self, module: nn.Module, sample: Samples, output: Tensor) -> None:
+        """Find out before the first round that the loss does not fit the network."""
         if self.loss == "cross_entropy" and output.shape[-1] < self.classes:
             raise CoterieError(
                 f"The model has {output.shape[-1]} outputs but the data have {self.classes} classes; "
                 f"give it {self.classes} outputs."
             )
         if len(sample):
+            inputs = self.inputs(sample.x)
+            trained = [weight for weight in module.parameters() if weight.requires_grad]
             loss = self.loss_of(output, self.targets(sample, inputs))
             user_code.gradients(loss, trained, inputs)
+
+
+def chosen_kind(task: TaskName, found: TaskKind, classes: int, squares: bool = False) -> TaskKind:
+    """The kind of a run: what the user says, if the targets can be that, or what they are.
+
+    Squared errors (`squares`) are those of numbers, so they make a task with whole numbers one of regression.
+    """
+    if task not in TASKS:
+        raise unknown("task", str(task), TASKS)
+    if task == "auto":
+        return "regression" if squares and found in ("classification", "binary") else found
+    counts_as_classes = {task, found} == {"classification", "binary"} and (task == "classification" or classes <= 2)
+    if task in ("regression", found) or counts_as_classes:
+        return task
+    told = {"classification": f"{classes} classes", "binary": "two classes", "multilabel": f"{classes} labels a sample"}
+    raise CoterieError(
+        f"The task is to be {task}, but the targets are {told.get(found, 'numbers')}; "
+        f"set task = {found}, or give other targets."
+    )
+
+
+def _measured(population: Population) -> TargetScale:
+    """The scale of whole numbers that are to be predicted as numbers."""
+    return TargetScale.measured([population.client(client).train.y for client in population.ids])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _redraw(module: nn.Module) -> None:

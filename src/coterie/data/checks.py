@@ -21,17 +21,17 @@ _LEVELS = 255
 
 
 def checked_samples(client: ClientId, x: Any, y: Any, layout: Layout | None = None) -> Samples:
-    """One client's arrays as samples, or an error that names the client."""
+    """One client's arrays as samples, or an error that names the client; which kind the targets are is not asked."""
     inputs, labels = _tensor(client, "inputs", x), _tensor(client, "labels", y)
     if inputs.dim() not in (2, 3, 4):
         raise CoterieError(
             f"Client {client} has inputs of shape {tuple(inputs.shape)}; give images [n, channels, height, width], "
             "series [n, steps, features] or rows [n, features]."
         )
-    if len(inputs) != (len(labels) if labels.dim() else 0) or labels.dim() != 1:
+    if len(inputs) != (len(labels) if labels.dim() else 0) or labels.dim() not in (1, 2) or 0 in labels.shape[1:]:
         raise CoterieError(
             f"Client {client} has inputs of shape {tuple(inputs.shape)} and labels of shape {tuple(labels.shape)}; "
-            "give one label for each input."
+            "give one label, or one row of targets, for each input."
         )
     if not len(inputs):
         raise CoterieError(f"Client {client} has no samples; leave it out or give it some.")
@@ -39,11 +39,10 @@ def checked_samples(client: ClientId, x: Any, y: Any, layout: Layout | None = No
         raise CoterieError(
             f"Client {client} has inputs of shape {tuple(inputs.shape)}, which hold no numbers; give each some."
         )
-    if labels.dtype.is_floating_point or labels.dtype.is_complex:
-        raise CoterieError(f"The labels of client {client} are {_dtype(labels)}; give integers from 0 up.")
-    labels = labels.to(torch.int64)
-    if int(labels.min()) < 0:
-        raise CoterieError(f"Client {client} has the label {int(labels.min())}; give integers from 0 up.")
+    if labels.dtype.is_complex:
+        raise CoterieError(f"The targets of client {client} are {_dtype(labels)}; give integers or floats.")
+    if labels.dtype.is_floating_point and not bool(torch.isfinite(labels).all()):
+        raise CoterieError(f"The targets of client {client} hold NaN or infinity; remove those samples.")
     return Samples(checked_inputs(client, inputs, layout), labels)
 
 
@@ -80,12 +79,14 @@ def checked_classes(labels: Sequence[Tensor], classes: int | None) -> int:
         if lowest > 0:
             raise CoterieError(
                 f"The labels are {lowest} to {highest} and none is 0; number the classes from 0, such as y - {lowest}, "
-                f"or say classes={highest + 1} in Python if class 0 is only missing."
+                f"or say classes={highest + 1} in Python if class 0 is only missing, or task=regression if these are "
+                "numbers to predict."
             )
         if highest >= max(_FEW_CLASSES, _MOST_GAPS * number):
             raise CoterieError(
                 f"There is a label {highest} but only {number} different ones; number the classes 0 to {number - 1}, "
-                f"or say classes={highest + 1} in Python if the others are only missing."
+                f"or say classes={highest + 1} in Python if the others are only missing, or task=regression if these "
+                "are numbers to predict."
             )
         return highest + 1
     if highest >= classes:

@@ -21,6 +21,7 @@ from coterie.core.samples import (
     Population,
     Samples,
 )
+from coterie.core.targets import TargetScale, TaskKind, TaskName
 from coterie.core.terminal import shown
 
 from .checks import checked_classes, checked_groups, checked_samples, measured
@@ -32,6 +33,7 @@ from .schema import Layout, Schema
 from .sources.files import missing
 from .sources.images import has_domain_level, read_images
 from .sources.leaf import is_leaf, read_leaf
+from .targets import settle
 from .users import leaf_users
 
 _TEST_FRACTION = 0.2
@@ -54,6 +56,8 @@ class OwnPopulation:
     unseen_ids: tuple[ClientId, ...] = ()
     schema: Schema | None = None
     """How the data were read."""
+    kind: TaskKind = "classification"
+    target_scale: TargetScale | None = None
 
     @property
     def ids(self) -> Sequence[ClientId]:
@@ -71,7 +75,7 @@ class OwnPopulation:
         return self.groups.get(client)
 
     def labels(self, client: ClientId, round: int = 0) -> Parts:
-        """The labels alone."""
+        """The targets alone."""
         data = self.client(client, round)
         return Parts(data.train.y, data.test.y, None if data.valid is None else data.valid.y)
 
@@ -86,6 +90,7 @@ def from_arrays(
     validation: float = 0.0,
     unseen: Sequence[ClientId] = (),
     layout: Layout | None = None,
+    task: TaskName = "auto",
 ) -> OwnPopulation:
     """A population of numpy arrays or tensors, one entry a client.
 
@@ -95,6 +100,9 @@ def from_arrays(
     "images-last" have their channels at the end, "tokens" are whole numbers that the model gets as they are. Float
     inputs are taken as they are; uint8 inputs are scaled to [0, 1] and normalised by the mean and deviation of all
     training images, unless `normalise` says otherwise. `unseen` names clients that never take part in training.
+
+    Targets are classes (integers from 0 up, or words, [n]), several labels a sample (0 and 1, [n, labels]) or numbers
+    (floats, [n] or [n, numbers]). Where they do not clearly say which, `task` must.
     """
     if not clients:
         raise CoterieError("There is no client; give at least one with its arrays.")
@@ -116,10 +124,12 @@ def from_arrays(
     strangers = [client for client in unseen if client not in clients]
     if strangers or len(set(unseen)) == len(clients):
         raise CoterieError(f"unseen names {_few(list(unseen))}; name some of the clients, and not all of them.")
+    goal, parts = settle(parts, task, len(names) or classes)
     data = {client: _validated(client, train, test, validation, seed) for client, (train, test) in parts.items()}
     schema = Schema(
         shape=tuple(first.x.shape[1:]),
-        classes=len(names) or checked_classes([part.y for pair in parts.values() for part in pair], classes),
+        classes=goal.classes,
+        task=goal.kind,
         layout=layout or _LAYOUTS[first.x.dim()],
         dtype=str(first.x.dtype).removeprefix("torch."),
         normalise=normalise or measured([one.train.x for one in data.values()]),
@@ -133,6 +143,8 @@ def from_arrays(
         groups=checked_groups(groups, list(clients)),
         unseen_ids=tuple(unseen),
         schema=schema,
+        kind=goal.kind,
+        target_scale=goal.scale,
     )
 
 
@@ -146,6 +158,7 @@ def from_datasets(
     validation: float = 0.0,
     unseen: Sequence[ClientId] = (),
     layout: Layout | None = None,
+    task: TaskName = "auto",
 ) -> OwnPopulation:
     """A population of torch datasets of (input, label) pairs, one a client, or a pair of them (training,
     test).
@@ -166,6 +179,7 @@ def from_datasets(
         validation=validation,
         unseen=unseen,
         layout=layout,
+        task=task,
     )
 
 
@@ -176,17 +190,18 @@ def from_path(
     validation: float = 0.0,
     image_size: int | None = None,
     layout: Layout | None = None,
+    task: TaskName = "auto",
 ) -> Population:
     """A population from a folder: <client>.npz files, a LEAF folder, or images as <domain>/<class>/<image>.
 
     Each domain of an image folder is one client, and a group of its own. `layout` is that of `from_arrays`, for .npz
-    files that do not say it themselves (an entry `layout` beside x and y).
+    files that do not say it themselves (an entry `layout` beside x and y), and so is `task`.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise CoterieError(f"There is no folder {folder}; {_HELP}.")
     if any(folder.glob("*.npz")):
-        return _from_npz(folder, seed, validation, layout)
+        return _from_npz(folder, seed, validation, layout, task)
     if is_leaf(folder):
         return _from_leaf(folder, seed, validation, image_size)
     if has_domain_level(folder):
@@ -194,7 +209,7 @@ def from_path(
     raise missing("client data", folder, _HELP)
 
 
-def from_file(path: Path | str, client: ClientId) -> OwnPopulation:
+def from_file(path: Path | str, client: ClientId, task: TaskName = "auto") -> OwnPopulation:
     """A population of one client whose data are one .npz file."""
     file = Path(path)
     if not file.is_file():
@@ -202,10 +217,10 @@ def from_file(path: Path | str, client: ClientId) -> OwnPopulation:
     arrays, _, layout = _read_npz(file)
     # one client alone may lack the first classes; that the labels begin with 0 is for all of them together to see
     highest = max((int(np.max(y)) for y in arrays[1::2] if np.size(y) and np.asarray(y).dtype.kind in "iu"), default=0)
-    return from_arrays({client: arrays}, classes=max(highest, 0) + 1, layout=layout)
+    return from_arrays({client: arrays}, classes=max(highest, 0) + 1, layout=layout, task=task)
 
 
-def _from_npz(folder: Path, seed: int, validation: float, layout: Layout | None) -> OwnPopulation:
+def _from_npz(folder: Path, seed: int, validation: float, layout: Layout | None, task: TaskName) -> OwnPopulation:
     arrays: dict[ClientId, ClientArrays] = {}
     groups: dict[ClientId, int | str] = {}
     for path in sorted(folder.glob("*.npz")):
@@ -213,7 +228,7 @@ def _from_npz(folder: Path, seed: int, validation: float, layout: Layout | None)
         layout = layout or its_layout
         if group is not None:
             groups[path.stem] = group
-    return from_arrays(arrays, groups=groups or None, seed=seed, validation=validation, layout=layout)
+    return from_arrays(arrays, groups=groups or None, seed=seed, validation=validation, layout=layout, task=task)
 
 
 def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None, Layout | None]:

@@ -21,8 +21,10 @@ from coterie.kernel.translate import plan
 
 def compile_task(task: Task) -> Compiled | Refusal:
     """The kernel for this task's network, or why it does not take it."""
+    if task.loss == "bce":
+        return Refusal("the kernel does not know the loss bce")
     net = plan(task.module, task.shape, "cross_entropy" if task.loss == "cross_entropy" else "mse")
-    return net if isinstance(net, Refusal) else KernelTask(net, task.loss, task.normalise, task.dtype)
+    return net if isinstance(net, Refusal) else KernelTask(net, task.loss, task.normalise, task.dtype, task.learnt)
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class KernelTask:
     loss: LossName | LossFn
     normalise: Normalise
     dtype: torch.dtype
+    learnt: Callable[[Tensor], Tensor]
+    """Targets as the loss takes them."""
 
     @property
     def row_math(self) -> KernelRows:
@@ -110,7 +114,7 @@ class KernelTask:
         """What the kernel compares outputs with; None is the input itself."""
         if self.loss == "reconstruction":
             return None
-        return samples.y.to(self.dtype if self.loss == "mse" else torch.int64).contiguous()
+        return (self.learnt(samples.y) if self.loss == "mse" else samples.y.to(torch.int64)).contiguous()
 
     def _scaling(self) -> dict[str, Any]:
         """How the kernel normalises while it reads."""

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from coterie.core.samples import Population
-from coterie.core.task import LossFn, LossName
+from coterie.core.targets import TaskName
+from coterie.core.task import LossChoice, LossFn
 from coterie.methods import Method
 from coterie.methods.base import RoundMethod
 from coterie.report.observers import ReportWriter
@@ -30,7 +31,8 @@ def run(
     rounds: int = 20,
     seed: int = 0,
     out: Path | str | None = None,
-    loss: LossName | LossFn = "cross_entropy",
+    task: TaskName = "auto",
+    loss: LossChoice | LossFn = "auto",
     dtype: torch.dtype = torch.float32,
     faults: Faults | None = None,
     engine: EngineOptions | None = None,
@@ -45,6 +47,8 @@ def run(
     """Run a method on a population in the simulator.
 
     `method` is a ready one (`coterie.method("ifca", k=3)`) or the name of one, which then has its own defaults.
+    `task` says what is learnt where the targets leave that open, `loss` what is minimised (a name, or a function
+    (output, target) that returns the mean over a batch) if not the usual loss of the task.
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
     same state, bit for bit, as a run that was never interrupted.
     """
@@ -53,7 +57,7 @@ def run(
         population,
         model,
         RunOptions(
-            rounds, seed, str(dtype).removeprefix("torch."), evaluate_every, evaluate_clients, checkpoint_seconds
+            rounds, seed, str(dtype).removeprefix("torch."), evaluate_every, evaluate_clients, checkpoint_seconds, task
         ),
         out=None if out is None else Path(out),
         loss=loss,

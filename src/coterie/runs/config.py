@@ -17,6 +17,7 @@ from coterie.core.settings import (
     quoted,
     to_toml,
 )
+from coterie.core.targets import TaskName
 from coterie.core.terminal import brief, shown
 from coterie.data.drift import DriftTo
 from coterie.data.scenarios import ShiftKind
@@ -108,7 +109,8 @@ class RunConfig(RunOptions):
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
+        said = self.plain.keys() | {"method", "model", "track"}
+        plain = {name: getattr(self, name) for name in _PLAIN if name in said}
         scenario = {"name": self.scenario.name, **changed_fields(self.scenario)}
         if self.scenario.data is not None:
             del scenario["name"]
@@ -188,5 +190,5 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
 _PLAIN: dict[str, Any] = {
     "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
     "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
-    "track": tuple[str, ...],
+    "track": tuple[str, ...], "task": TaskName,
 }  # fmt: skip

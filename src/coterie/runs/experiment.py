@@ -12,6 +12,7 @@ from torch import nn
 
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import ClientId, Population
+from coterie.core.targets import TaskName
 from coterie.core.task import Task
 from coterie.data import SCENARIOS, Drift, build, from_path
 from coterie.data.own import from_file
@@ -25,7 +26,7 @@ from coterie.runs.simulate import simulate
 from coterie.runs.view import View, Views
 
 
-def population_of(scenario: ScenarioConfig, seed: int) -> Population:
+def population_of(scenario: ScenarioConfig, seed: int, task: TaskName = "auto") -> Population:
     """The clients and their data.
 
     The seed draws a named scenario. The user's own data are split as `from_path` does, in the same way whatever the
@@ -35,7 +36,7 @@ def population_of(scenario: ScenarioConfig, seed: int) -> Population:
         extra = [f.name for f in dataclasses.fields(scenario) if f.name in _SHAPING and getattr(scenario, f.name)]
         if extra:
             raise CoterieError(f"{', '.join(extra)} shape a named scenario, not your own data; leave them out.")
-        return from_path(Path(scenario.data), validation=scenario.validation, layout=scenario.layout)
+        return from_path(Path(scenario.data), validation=scenario.validation, layout=scenario.layout, task=task)
     if scenario.layout is not None:
         raise CoterieError("layout says what your own data are, and a named scenario knows it; leave it out.")
     return build(
@@ -64,12 +65,12 @@ _SHAPING = {
 }
 
 
-def client_data(path: Path, name: ClientId) -> Population:
+def client_data(path: Path, name: ClientId, task: TaskName = "auto") -> Population:
     """A client's own data: an .npz file; or, for trials, a run's TOML file, of whose scenario it is client `name`."""
     if path.suffix != ".toml":
-        return from_file(path, name)
+        return from_file(path, name, task)
     config = from_tables(read_tables(path))
-    population = population_of(config.scenario, config.seed)
+    population = population_of(config.scenario, config.seed, config.task)
     known = [*population.ids, *unseen_ids(population)]
     if name not in known:
         few = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
@@ -98,7 +99,7 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
     views.started(tomllib.loads(config.to_toml()))
     if config.scenario.data is None and config.scenario.name not in SCENARIOS:
         build(config.scenario.name, seed=config.seed)  # refuses the name
-    population = population_of(config.scenario, config.seed)
+    population = population_of(config.scenario, config.seed, config.task)
     return simulate(
         config.build_method(defaults_of(config)),
         population,
@@ -116,9 +117,9 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
 
 def check(configs: Sequence[RunConfig]) -> None:
     """Refuse, before the first of several runs, what a later one could not begin with; shared data are read once."""
-    read: dict[tuple[ScenarioConfig, int], Population] = {}
+    read: dict[tuple[ScenarioConfig, int, TaskName], Population] = {}
     for config in configs:
-        key = (config.scenario, config.seed)
+        key = (config.scenario, config.seed, config.task)
         population = read[key] = read.get(key) or population_of(*key)
         method = config.build_method(defaults_of(config))
         if method.needs_groups and any(population.group(client) is None for client in population.ids):
@@ -126,7 +127,8 @@ def check(configs: Sequence[RunConfig]) -> None:
                 f"{config.method} needs the true groups of the clients, which are not known here; "
                 f"leave {config.method} out."
             )
-        in_simulator(method).task(Task.of(builder_of(config, population), population, dtype=config.torch_dtype))
+        model = builder_of(config, population)
+        in_simulator(method).task(Task.of(model, population, task=config.task, dtype=config.torch_dtype))
 
 
 def config_of(folder: Path) -> RunConfig:

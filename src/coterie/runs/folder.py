@@ -17,8 +17,8 @@ from urllib.parse import quote as percent_encoded
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.files import DRAFT, write_whole, writing
 from coterie.core.panels import Panel, load_panels, save_panels
-from coterie.core.samples import Normalise
 from coterie.core.states import State
+from coterie.core.task import Task
 from coterie.runs.checkpoint import Checkpoint, changed_settings
 from coterie.runs.records import (
     CONFIG_FILE,
@@ -199,10 +199,11 @@ class RunFolder:
         """Remove the folder of a run that never began, so that its place is free for another try."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def write_models(self, models: Mapping[str, State], normalise: Normalise) -> None:
-        """One file per model, with the normalisation of its inputs; `coterie.load_model` reads it."""
+    def write_models(self, models: Mapping[str, State], task: Task) -> None:
+        """One file per model, with the normalisation of its inputs and outputs; `coterie.load_model` reads it."""
         for name, state in models.items():
-            self.write(f"models/{percent_encoded(name, safe='')}.safetensors", encode_model(state, normalise))
+            data = encode_model(state, task.normalise, task.target_scale)
+            self.write(f"models/{percent_encoded(name, safe='')}.safetensors", data)
 
     def write_panels(self, panels: Sequence[Panel]) -> None:
         """What the method adds to the report."""

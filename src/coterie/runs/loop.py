@@ -241,7 +241,7 @@ class RoundLoop:
         )
         if self.folder:
             self._save(state, self.rounds)
-            self.folder.write_models(models, self.fed.task.normalise)
+            self.folder.write_models(models, self.fed.task)
             self.folder.write_panels(self.method.panels(state, evaluation.ids, evaluation.truth))
             self.folder.log_event("end", accuracy=result.accuracy, seconds=result.seconds)
             self.folder.write(RESULT_FILE, result.to_json().encode())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, unknown
+from coterie.core.targets import TASKS, TaskName
+
+_UNSAID = {"task": "auto"}
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class RunOptions:
     """With more clients than these a sample of them is evaluated, the same in every round."""
     checkpoint_seconds: float = 10.0
     """At least so much time is between two checkpoints."""
+    task: TaskName = "auto"
+    """What is learnt: classification, binary, multilabel or regression; auto is what the targets clearly are."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -29,6 +35,14 @@ class RunOptions:
         if self.evaluate_every < 1 or self.evaluate_clients < 1:
             raise CoterieError("evaluate_every and evaluate_clients must be at least 1.")
         check_seed(self.seed)
+        if self.task not in TASKS:
+            raise unknown("task", str(self.task), TASKS)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The options as config.toml has them; what a run need not say is left out as long as it is not set."""
+        every = {f.name: getattr(self, f.name) for f in fields(RunOptions)}
+        return {name: value for name, value in every.items() if name not in _UNSAID or value != _UNSAID[name]}
 
     @property
     def torch_dtype(self) -> torch.dtype:

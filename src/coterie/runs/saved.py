@@ -1,4 +1,4 @@
-"""Saved models: the weights, and in the same file how raw inputs become those of the network."""
+"""Saved models: the weights, and in the same file how raw inputs and outputs become those of the network."""
 
 from __future__ import annotations
 
@@ -16,30 +16,37 @@ from coterie.core import wire
 from coterie.core.errors import UNREADABLE, CoterieError
 from coterie.core.samples import Normalise
 from coterie.core.states import State
+from coterie.core.targets import TargetScale
 
 _KEY = "normalise"
+_SCALE_KEY = "target_scale"
 
 
 class ReadyModel(nn.Module):
-    """A trained network that takes inputs as the clients have them: it normalises them first."""
+    """A trained network that takes inputs as the clients have them: it normalises them first.
 
-    def __init__(self, network: nn.Module, normalise: Normalise) -> None:
+    Its answers are the network's; where these are numbers on a common scale, they are in the clients' units.
+    """
+
+    def __init__(self, network: nn.Module, normalise: Normalise, target_scale: TargetScale | None = None) -> None:
         super().__init__()
-        self.network, self.normalise = network, normalise
+        self.network, self.normalise, self.target_scale = network, normalise, target_scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Raw inputs -> the network's answer."""
         kind = next(self.network.parameters()).dtype
         answer: Tensor = self.network(self.normalise(x, kind))
-        return answer
+        return answer if self.target_scale is None else self.target_scale.restored(answer)
 
 
-def encode_model(state: State, normalise: Normalise) -> bytes:
-    """The bytes of a saved model: a plain safetensors file with the normalisation in its metadata."""
+def encode_model(state: State, normalise: Normalise, target_scale: TargetScale | None = None) -> bytes:
+    """The bytes of a saved model: a plain safetensors file with the normalisation and the scale in its metadata."""
     data = wire.encode(state)
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"][_KEY] = json.dumps(wire.pack(normalise)[0])
+    if target_scale is not None:
+        header["__metadata__"][_SCALE_KEY] = json.dumps(wire.pack(target_scale)[0])
     # written here and not by safetensors, which keeps metadata in an order that changes from call to call
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -73,12 +80,17 @@ def load_model(path: Path | str, model: nn.Module | Callable[[], nn.Module]) -> 
         )
     kind = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
     network.to(kind).load_state_dict(state)
-    return ReadyModel(network, _normalise_of(file, data)).eval()
+    metadata = _metadata_of(data)
+    return ReadyModel(network, _normalise_of(file, metadata), _scale_of(file, metadata)).eval()
 
 
-def _normalise_of(file: Path, data: bytes) -> Normalise:
+def _metadata_of(data: bytes) -> dict[str, Any]:
     (length,) = struct.unpack_from("<Q", data)
     metadata: dict[str, Any] = json.loads(data[8 : 8 + length])["__metadata__"]  # `decode` has found it there
+    return metadata
+
+
+def _normalise_of(file: Path, metadata: dict[str, Any]) -> Normalise:
     if _KEY not in metadata:
         warnings.warn(f"{file} does not say how its inputs are normalised; normalise them yourself.", stacklevel=3)
         return Normalise()
@@ -89,6 +101,18 @@ def _normalise_of(file: Path, data: bytes) -> Normalise:
         return found
     except (wire.WireError, *UNREADABLE) as error:
         raise CoterieError(f"{file} does not say properly how its inputs are normalised; save it again.") from error
+
+
+def _scale_of(file: Path, metadata: dict[str, Any]) -> TargetScale | None:
+    if _SCALE_KEY not in metadata:
+        return None
+    try:
+        found: TargetScale = wire.unpack(TargetScale, json.loads(metadata[_SCALE_KEY]), {})
+        if not (len(found.mean) == len(found.std) > 0):
+            raise wire.WireError("It has not as many means as deviations.")
+        return found
+    except (wire.WireError, *UNREADABLE) as error:
+        raise CoterieError(f"{file} does not say properly what its outputs mean; save it again.") from error
 
 
 def _form(tensor: Tensor | None) -> tuple[int, ...] | None:

@@ -12,7 +12,7 @@ from torch import nn
 from coterie.core.errors import CoterieError
 from coterie.core.samples import Population
 from coterie.core.settings import changed_fields, to_toml
-from coterie.core.task import LossFn, LossName, Task
+from coterie.core.task import LossChoice, LossFn, Task
 from coterie.data.schema import SCHEMA_FILE, schema_of
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import LocalTraining, RoundMethod
@@ -33,7 +33,7 @@ def simulate(
     options: RunOptions,
     *,
     out: Path | None = None,
-    loss: LossName | LossFn = "cross_entropy",
+    loss: LossChoice | LossFn = "auto",
     faults: Faults | None = None,
     engine: EngineOptions | None = None,
     view: View | None = None,
@@ -50,7 +50,7 @@ def simulate(
         raise CoterieError("There are no clients; a federation needs at least one.")
     method = in_simulator(_with_rate(method, population))
     faults, engine, views = faults or Faults(), engine or EngineOptions(), Views(view)
-    task = Task.of(model, population, loss=loss, dtype=options.torch_dtype)
+    task = Task.of(model, population, task=options.task, loss=loss, dtype=options.torch_dtype)
     fed = Simulator(
         method,
         method.task(dataclasses.replace(task, use_kernel=engine.kernel)),
@@ -86,8 +86,9 @@ def _described(method: LocalTraining, options: RunOptions, faults: Faults, engin
     settings = {f.name: _plain(getattr(method, f.name)) for f in dataclasses.fields(method)}
     settings["lr"] = method.opt.rate(0)  # a default belongs to the optimiser, and the file says what it was
     tables = {"faults": changed_fields(faults), "engine": changed_fields(engine)}
-    run = dataclasses.asdict(options)
-    return to_toml({"method": method.name, **run, "scenario": {"name": IN_PYTHON}, "settings": settings, **tables})
+    return to_toml(
+        {"method": method.name, **options.plain, "scenario": {"name": IN_PYTHON}, "settings": settings, **tables}
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -20,8 +20,11 @@ from coterie.core.samples import (
     ClientId,
     Normalise,
     Population,
+    kind_of,
+    target_scale_of,
 )
 from coterie.core.states import State
+from coterie.core.targets import TargetScale, TaskKind
 
 Attack = Literal["negate", "norm", "size", "minus", "near", "claim", "hidden"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
@@ -140,6 +143,16 @@ class Disguised:
     def classes(self) -> int:
         """As it is."""
         return self.population.classes
+
+    @property
+    def kind(self) -> TaskKind:
+        """As it is."""
+        return kind_of(self.population)
+
+    @property
+    def target_scale(self) -> TargetScale | None:
+        """As it is."""
+        return target_scale_of(self.population)
 
     @property
     def normalise(self) -> Normalise:

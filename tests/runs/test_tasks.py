@@ -1,0 +1,128 @@
+"""Runs of every kind of task, small and from start to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from coterie import from_arrays, load_model, method, run
+from coterie.core.errors import CoterieError
+from coterie.core.task import Task, chosen_kind
+from coterie.core.training import local_sgd
+from coterie.data.own import OwnPopulation
+from coterie.simulation.simulator import EngineOptions
+
+from ..tiny import cohort, largest_gap
+
+ALONE = EngineOptions(workers=1)
+
+
+def lines(scale: float = 1.0, shift: float = 0.0) -> OwnPopulation:
+    """Four clients with y = 2 a - b, in other units if so wished."""
+    g = np.random.default_rng(3)
+    clients = {}
+    for name in "abcd":
+        x = g.normal(size=(40, 2)).astype(np.float32)
+        clients[name] = (x, (scale * (2 * x[:, 0] - x[:, 1]) + shift).astype(np.float64))
+    return from_arrays(clients)
+
+
+def labelled() -> OwnPopulation:
+    """Three clients with three labels a sample, each the sign of one input."""
+    g = np.random.default_rng(4)
+    x = {name: g.normal(size=(40, 3)).astype(np.float32) for name in "abc"}
+    return from_arrays({name: (part, (part > 0).astype(np.int64)) for name, part in x.items()})
+
+
+def signs() -> OwnPopulation:
+    """Three clients with two classes."""
+    g = np.random.default_rng(5)
+    x = {name: g.normal(size=(40, 2)).astype(np.float32) for name in "abc"}
+    return from_arrays({name: (part, (part[:, 0] > 0).astype(np.int64)) for name, part in x.items()})
+
+
+def linear(outputs: int, inputs: int = 2) -> nn.Module:
+    return nn.Linear(inputs, outputs)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_large_targets_learn_as_small_ones_do(kernel: bool) -> None:
+    """House prices, y' = 100,000 y + 300,000: the network learns the same standardised numbers, so the same weights."""
+    engine = EngineOptions(workers=1, kernel=kernel)
+    small, large = (
+        run(method("fedavg", lr=0.05), population, lambda: linear(1), rounds=3, engine=engine)
+        for population in (lines(), lines(1e5, 3e5))
+    )
+    assert largest_gap(small.models["global"], large.models["global"]) < 1e-5
+
+
+def test_a_saved_model_answers_in_the_users_units(tmp_path: Path) -> None:
+    """A line through exact points is learnt nearly exactly: 2 a - b, times 100,000, plus 300,000, at (1, 1)."""
+    run(method("fedavg", lr=0.1), lines(1e5, 3e5), lambda: linear(1), rounds=20, out=tmp_path / "run", engine=ALONE)
+    ready = load_model(tmp_path / "run" / "models" / "global.safetensors", lambda: linear(1))
+    assert ready(torch.ones(1, 2)).item() == pytest.approx(4e5, rel=1e-3)
+
+
+def test_the_kernel_and_torch_learn_the_same_numbers() -> None:
+    population = lines(50.0, -7.0)
+    task = Task.of(linear(1), population, dtype=torch.float64)
+    assert task.loss == "mse"
+    c = cohort(population, task)
+    start = {name: torch.stack([tensor] * 4) for name, tensor in task.init(0).items()}
+    opt = method("fedavg", lr=0.05).opt
+    by_torch = cohort(population, Task(task.model, (2,), 1, loss="mse", dtype=torch.float64, use_kernel=False,
+                                       kind="regression", target_scale=task.target_scale))  # fmt: skip
+    assert largest_gap(local_sgd(c, start, opt), local_sgd(by_torch, start, opt)) < 1e-12
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_two_classes_with_one_output_or_two(outputs: int) -> None:
+    result = run(method("fedavg", lr=0.2), signs(), linear(outputs), rounds=6, engine=ALONE)
+    assert result.accuracy > 0.9
+
+
+def test_several_labels_a_sample() -> None:
+    result = run(method("fedavg", lr=0.2), labelled(), linear(3, 3), rounds=6, engine=ALONE)
+    assert result.accuracy > 0.9
+
+
+def test_a_loss_of_the_users_gets_the_targets_as_they_are() -> None:
+    seen: list[float] = []
+
+    def absolute(output: Tensor, target: Tensor) -> Tensor:
+        seen.append(float(target.max()))
+        return (output[:, 0] - target).abs().mean()
+
+    run(method("fedavg", lr=0.01), lines(1e3), linear(1), rounds=1, loss=absolute, engine=ALONE)
+    assert max(seen) > 1e3
+
+
+@pytest.mark.parametrize(
+    ("population", "outputs", "task", "sentence"),
+    [
+        (lines, 3, "auto", "3 outputs but the data have 1 numbers to predict; give it 1 output"),
+        (signs, 1, "classification", "1 outputs but the data have 2 classes"),
+        (lines, 1, "classification", "to be classification, but the targets are numbers; set task = regression"),
+        (signs, 2, "multilabel", "to be multilabel, but the targets are two classes"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_the_first_round(
+    population: Any, outputs: int, task: Any, sentence: str
+) -> None:
+    with pytest.raises(CoterieError, match=sentence):
+        run("fedavg", population(), linear(outputs), rounds=1, task=task)
+
+
+def test_what_the_setting_task_may_make_of_targets() -> None:
+    assert chosen_kind("auto", "binary", 2) == "binary"
+    assert chosen_kind("classification", "binary", 2) == "classification"
+    assert chosen_kind("binary", "classification", 1) == "binary"
+    assert chosen_kind("regression", "classification", 5) == "regression"
+    assert chosen_kind("auto", "classification", 5, squares=True) == "regression"
+    with pytest.raises(CoterieError, match="5 classes"):
+        chosen_kind("binary", "classification", 5)
