@@ -23,7 +23,7 @@ from .tiny import one_weight, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-DITTO = f"{ROOT / 'examples' / 'ditto.py'}:Ditto"
+DITTO = f"{ROOT / 'examples' / 'my_ditto.py'}:MyDitto"
 SMALL = ("--clients", 4, "--samples", 20, "--groups", 2, "--rounds", 3)
 
 
@@ -39,21 +39,21 @@ def test_the_examples_run_as_they_stand_and_are_short(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said = {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in done.stdout.split("# ")[1:]}
     for example in EXAMPLES:
-        assert any(sign.isdigit() for sign in said[str(example)]) or example.stem == "ditto", example.stem
+        assert any(sign.isdigit() for sign in said[str(example)]) or example.stem == "my_ditto", example.stem
 
 
 def test_a_method_outside_the_package_is_run_compared_and_resumed(coterie: Command, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert coterie("run", DITTO, *SMALL, "--set", "lam=0.3", "--out", out).code == 0
     whole = json.loads((out / "result.json").read_text())
-    assert whole["method"] == "ditto"
+    assert whole["method"] == "my-ditto"
     (out / "result.json").unlink()
     assert coterie("resume", out).code == 0
     assert json.loads((out / "result.json").read_text())["accuracy"] == whole["accuracy"]
-    said = coterie("compare", "fedavg", DITTO, *SMALL, "--set", "ditto.lam=0.3", "--out", tmp_path / "both")
+    said = coterie("compare", "fedavg", DITTO, *SMALL, "--set", "my-ditto.lam=0.3", "--out", tmp_path / "both")
     assert said.code == 0, said.err
-    assert (tmp_path / "both" / "ditto-seed0" / "result.json").is_file()
-    assert json.loads((tmp_path / "both" / "compare.json").read_text())["methods"] == ["fedavg", "ditto"]
+    assert (tmp_path / "both" / "my-ditto-seed0" / "result.json").is_file()
+    assert json.loads((tmp_path / "both" / "compare.json").read_text())["methods"] == ["fedavg", "my-ditto"]
 
 
 def test_ditto_by_hand() -> None:
@@ -89,4 +89,4 @@ def test_a_file_without_a_method_is_one_sentence(
     assert ended.code == 2
     assert said in ended.err
     assert "Traceback" not in ended.err
-    assert "ditto" not in METHODS
+    assert "my-ditto" not in METHODS

@@ -52,8 +52,8 @@ def test_real_clients_end_as_simulated_ones(name: str, digits: OwnPopulation, tm
     for client in digits.ids:
         kept = alone.models.get(f"client-{client}")
         if kept is not None:
-            latest = DiskMemory(tmp_path / client, "test").recall("nobody", 99)["model"]
-            assert isinstance(latest, dict)
+            memory = DiskMemory(tmp_path / client, "test").recall("nobody", 99)
+            latest = made(name).own_models(remote.state, {client: memory})[client]
             assert all(torch.equal(latest[entry], tensor) for entry, tensor in kept.items())
 
 

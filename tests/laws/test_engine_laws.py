@@ -19,6 +19,8 @@ from coterie.simulation.simulator import EngineOptions
 from ..tiny import batchnorm_net, cohort, driven, fingerprint, largest_gap, made, only, small_net
 
 EVERY = sorted(METHODS)
+TORCH_ALONE = ("apfl", "fedrep")
+"""Methods that train in ways that the kernel does not know."""
 
 
 def play(name: str, population: OwnPopulation, net: Any = small_net, **options: Any) -> Result:
@@ -49,7 +51,7 @@ def test_lanes_and_processes_change_nothing_in_torch(name: str, digits: OwnPopul
 def test_kernel_and_torch_agree_in_float64(name: str, digits: OwnPopulation) -> None:
     compiled = play(name, digits, dtype=torch.float64, workers=1)
     plain = play(name, digits, dtype=torch.float64, workers=1, kernel=False)
-    assert compiled.engine != plain.engine
+    assert compiled.engine != plain.engine or name in TORCH_ALONE
     assert compiled.clusters == plain.clusters
     assert compiled.models.keys() == plain.models.keys()
     for model in compiled.models:

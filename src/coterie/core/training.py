@@ -6,7 +6,7 @@ what is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -28,19 +28,23 @@ def local_sgd(
     prox: Stack | None = None,
     mu: float = 0.0,
     correction: Stack | None = None,
+    only: Collection[str] | None = None,
     purpose: str = "batches",
 ) -> Stack:
     """Train every client of the cohort from its row of `start` on its own training part.
 
     Each step uses the gradient g + correction + mu (w - prox), then weight decay, momentum and the learning rate as
-    torch.optim.SGD or Adam do. `prox` and `correction` have one row per client and entries for the parameters.
+    torch.optim.SGD or Adam do. `prox` and `correction` have one row per client and entries for the parameters. With
+    `only`, the parameters of these names are trained and the others stay, by torch alone. Two trainings of a client in
+    one round draw different batches and layers if their `purpose` differs.
     """
     compiled = c.task.compiled
-    if not isinstance(compiled, Refusal) and all(compiled.takes(client.train.side) for client in c.data):
+    whole = only is None or set(only) >= set(c.task.parameters)
+    if whole and not isinstance(compiled, Refusal) and all(compiled.takes(client.train.side) for client in c.data):
         return compiled.train(
             start,
             [client.train for client in c.data],
-            lambda index: _order(c, index, opt.epochs, purpose),
+            lambda index: sample_order(c, index, opt.epochs, purpose),
             opt,
             opt.rate(c.round),
             mu=mu,
@@ -57,6 +61,7 @@ def local_sgd(
             row(prox, index) if prox is not None and mu else None,
             mu,
             row(correction, index) if correction is not None else None,
+            only,
             purpose,
         )
     return trained
@@ -73,7 +78,7 @@ def steps(c: Cohort, opt: Optimiser) -> Tensor:
     return torch.tensor(counts, dtype=torch.float64)
 
 
-def _order(c: Cohort, index: int, epochs: int, purpose: str) -> Tensor:
+def sample_order(c: Cohort, index: int, epochs: int, purpose: str) -> Tensor:
     """The order in which a client sees its samples: a fresh permutation per epoch, [epochs * n]."""
     generator, samples = c.rng(index, purpose), len(c.data[index].train)
     return torch.from_numpy(np.concatenate([generator.permutation(samples) for _ in range(epochs)]))
@@ -87,6 +92,7 @@ def _torch_sgd(
     prox: State | None,
     mu: float,
     correction: State | None,
+    only: Collection[str] | None,
     purpose: str,
 ) -> None:
     """One client, plain autograd, in place."""
@@ -94,23 +100,27 @@ def _torch_sgd(
     if not len(samples) or not opt.epochs:
         return
     module = task.loaded(state).train()
-    named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    chosen = module.named_parameters()
+    named = {name: weight for name, weight in chosen if weight.requires_grad and (only is None or name in only)}
     trained = list(named.values())
     anchors = [prox[name] for name in named] if prox is not None else None
     pulls = [correction[name] for name in named] if correction is not None else None
     updates = Updates(trained, opt.kind, opt.rate(c.round), opt.momentum, opt.weight_decay)
     size = opt.batch_of(len(samples))
     smallest = _smallest_batch(module, opt)
-    order = _order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
+    order = sample_order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
-        torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index]) >> 1)
+        other = () if purpose == "batches" else (purpose,)
+        torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index], *other) >> 1)
         for epoch in order:
             for batch in samples.take(epoch).batches(size):
                 if len(batch) < smallest:
                     continue
                 inputs = task.inputs(batch.x)
                 loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
+                if not trained:
+                    continue  # a part without weights has statistics, which the forward pass has renewed
                 gradients = user_code.gradients(loss, trained, inputs)
                 updates.step(_corrected(gradients, trained, pulls, anchors, mu))
     with torch.no_grad():

@@ -7,13 +7,18 @@ from typing import Any
 from coterie.core import user_code
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.settings import from_settings
+from coterie.methods.apfl import APFL
 from coterie.methods.base import TITLES, ServerMethod
 from coterie.methods.cfl import CFL
+from coterie.methods.ditto import Ditto
 from coterie.methods.embedding.method import Embedding
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedbn import FedBN
 from coterie.methods.fedcg import FedCG
 from coterie.methods.fedfomo import FedFomo
+from coterie.methods.fedper import FedPer
 from coterie.methods.fedprox import FedProx
+from coterie.methods.fedrep import FedRep
 from coterie.methods.fedsem import FedSEM
 from coterie.methods.ifca import IFCA
 from coterie.methods.ladd import LADD
@@ -24,6 +29,7 @@ from coterie.methods.p2p.base import PeerMethod
 from coterie.methods.p2p.gossip import Gossip
 from coterie.methods.p2p.pens import PENS
 from coterie.methods.panm.method import PANM
+from coterie.methods.pfedme import PFedMe
 from coterie.methods.scaffold import Scaffold
 
 Method = ServerMethod[Any] | PeerMethod[Any]
@@ -44,6 +50,12 @@ METHODS: dict[str, type[Method]] = {
         LADD,
         Embedding,
         FedCG,
+        Ditto,
+        FedPer,
+        FedRep,
+        APFL,
+        FedBN,
+        PFedMe,
         Oracle,
         Gossip,
         PENS,

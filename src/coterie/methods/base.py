@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.aggregate import Rule, too_long
-from coterie.core.cohort import Cohort
+from coterie.core.cohort import Cohort, Memory
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
@@ -207,6 +207,10 @@ class RoundMethod(ABC, Generic[S]):
     def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
         """Those of the models that some client uses, where the clusters that have members are these."""
         return self.models(state)
+
+    def own_models(self, state: S, memory: Mapping[ClientId, Memory]) -> Mapping[ClientId, State]:
+        """The models that are one client's alone, made of what the clients keep: by default what one calls "model"."""
+        return {client: own for client, kept in memory.items() if isinstance(own := kept.get("model"), dict)}
 
     def assess(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Have clients judge, on their test part, the model they would use now."""

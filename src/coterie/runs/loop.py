@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from typing import Any
 
 from coterie.core import wire
-from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError, Interrupted, Unfinished
 from coterie.core.federation import Engine, Ledger, Tally
 from coterie.core.interrupts import defer_interrupts
-from coterie.core.samples import ClientId
-from coterie.core.states import State
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log, RoundMethod
 from coterie.runs.evaluation import Evaluation, Evaluator
@@ -211,7 +208,11 @@ class RoundLoop:
     def _finish(self, state: Any, evaluation: Evaluation) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has evaluated once more
         used = {*(evaluation.clusters or ()), *(self.method.clusters(state, self.fed.ids) or ())}
-        models = {**self.method.models_in_use(state, used), **_kept_models(self.fed.memory)}
+        alone = self.method.own_models(state, self.fed.memory)
+        models = {
+            **self.method.models_in_use(state, used),
+            **{f"client-{client}": model for client, model in alone.items()},
+        }
         result = Result(
             method=self.method.name,
             scenario=self.scenario,
@@ -247,12 +248,6 @@ class RoundLoop:
             self.folder.write(RESULT_FILE, result.to_json().encode())
         self.view.finished(result, self.folder.path if self.folder else None)
         return result
-
-
-def _kept_models(memory: Mapping[ClientId, Memory]) -> dict[str, State]:
-    """Models that clients keep for themselves."""
-    kept = {client: items.get("model") for client, items in memory.items()}
-    return {f"client-{client}": model for client, model in kept.items() if isinstance(model, dict)}
 
 
 def _mean(values: Sequence[float]) -> float:

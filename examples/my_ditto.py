@@ -1,6 +1,6 @@
 """Ditto (Li et al. 2021, "Ditto: fair and robust federated learning through personalization"), Algorithm 1.
 
-coterie run examples/ditto.py:Ditto --rounds 20
+coterie run examples/my_ditto.py:MyDitto --rounds 20
 """
 
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ from coterie import Assessment, Cohort, FedAvg, Models, Trained, local_sgd, on_c
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg):
+class MyDitto(FedAvg):
     """FedAvg; every client also trains a model of its own, v_k, held near the common one, w, and uses that."""
 
     lam: float = field(default=0.5, metadata={"help": "how strongly v_k is held near w (lambda)"})
-    name: ClassVar[str] = "ditto"
+    name: ClassVar[str] = "my-ditto"
 
     @on_client
     def train(self, c: Cohort, sent: Models) -> Trained:
         """One step of v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) for each batch, then FedAvg's own training."""
         w = spread(sent.models, len(c))
-        c.keep("model", local_sgd(c, c.recall("model", w), self.opt, prox=w, mu=self.lam, purpose="ditto"))
+        c.keep("model", local_sgd(c, c.recall("model", w), self.opt, prox=w, mu=self.lam, purpose="personal"))
         return Trained(local_sgd(c, w, self.opt), c.size)
 
     @on_client

@@ -1,0 +1,58 @@
+"""What methods share whose clients each use a model of their own, made of the common one and of what they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.core.aggregate import combined_one
+from coterie.core.cohort import Cohort, Memory
+from coterie.core.federation import Federation, on_client
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack, State, row, spread, stack
+from coterie.methods.base import Assessment, Log, Models
+from coterie.methods.fedavg import FedAvg, Global
+
+
+@dataclass(frozen=True)
+class PersonalMethod(FedAvg):
+    """A common model, the mean of those that clients send; beside it each client makes one that it uses."""
+
+    def weights(self, size: Tensor) -> Tensor:
+        """What each client's model weighs in the average; by default its number of samples."""
+        return size
+
+    def step(self, state: Global, fed: Federation) -> tuple[Global, Log]:
+        """Send the common model to the sampled clients, average what comes back."""
+        replies = fed.ask(self.train, fed.sample(self.fraction), same=Models(state.model))
+        replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
+        if replies.value is None:
+            return state, {}
+        weights = self.weights(replies.value.size)
+        return Global(combined_one(self.aggregate, replies.value.model, weights, state.model)), {}
+
+    def personal(self, common: State, kept: Memory) -> State:
+        """The model of a client that keeps this: its own one, and the common one where it has none yet."""
+        own = kept.get("model")
+        return own if isinstance(own, dict) else common
+
+    def in_use(self, c: Cohort, common: Stack) -> Stack:
+        """On the client: the model it would use now."""
+        return stack([self.personal(row(common, i), c.memory[i] if c.memory else {}) for i in range(len(c))])
+
+    @on_client("scores")
+    def judge(self, c: Cohort, sent: Models) -> Assessment:
+        """On the client: its own model on its own test part."""
+        return super().judge(c, Models(self.in_use(c, sent.models)))
+
+    def own_models(self, state: Global, memory: Mapping[ClientId, Memory]) -> Mapping[ClientId, State]:
+        """Of every client that keeps something, the model it would use now."""
+        return {client: self.personal(state.model, kept) for client, kept in memory.items() if kept}
+
+
+def equal(size: Tensor) -> Tensor:
+    """The same weight for every client."""
+    return torch.ones_like(size)
