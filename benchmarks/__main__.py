@@ -13,12 +13,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import deployment, fedcg_step, peer_methods, server, training, ward
+from benchmarks import deployment, fedcg_step, peer_methods, sampled, server, training, ward
 
 BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "training": training.measure,
     "aggregation": server.aggregation,
     "registered": server.registered,
+    "sampled-memory": sampled.sampled,
     "ward": ward.measure,
     "peers-overhead": peer_methods.overhead,
     "peers-scaling": peer_methods.scaling,

@@ -6,6 +6,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,3 +57,20 @@ def peak_megabytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) // 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def resident_megabytes(process: int) -> float:
+    """Memory of a process and those it started, pages that several share counted once (Linux)."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has just ended
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    total, waiting = 0, [process]
+    while waiting:
+        one = waiting.pop()
+        waiting += [child for child, parent in parents.items() if parent == one]
+        with suppress(OSError):
+            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024

@@ -29,14 +29,21 @@ import torch
 from torch import Tensor
 
 from coterie.core.rows import RowMath
+from coterie.core.spill import column_blocks, row_blocks
 from coterie.core.states import (
+    Picked,
+    Seen,
     Stack,
     State,
     bag_means,
+    columns_of,
     concat,
     count,
     group_means,
+    mix,
+    part,
     row,
+    spread,
     stack,
     take,
 )
@@ -62,7 +69,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 def combined(
-    rule: Rule, models: Stack, weights: Tensor, groups: Tensor, previous: Stack, sent: Stack | None = None
+    rule: Rule, models: Stack, weights: Tensor, groups: Tensor, previous: Stack, sent: Stack | Picked | None = None
 ) -> Stack:
     """The next model of every group from the replies of its members; a group without members keeps its previous one.
 
@@ -74,13 +81,12 @@ def combined(
         return group_means(models, weights, groups, previous)
     weights = capped(weights, groups)
     if rule == "clipped":
-        start = take(previous, groups) if sent is None else sent
-        return group_means(
-            shortened(models, start, clip_factors(models, start, weights, groups)), weights, groups, previous
-        )
+        start = Picked(previous, groups) if sent is None else sent
+        shorter = _shortened_columns(models, start, clip_factors(models, start, weights, groups))
+        return group_means(models, weights, groups, previous, shorter)
     result = {name: tensor.clone() for name, tensor in previous.items()}
     for group, members in _members(weights, groups):
-        one = _RULES[rule](take(models, members), weights[members])
+        one = _RULES[rule](models, members, weights[members])
         for name, tensor in one.items():
             result[name][group] = tensor
     return result
@@ -93,7 +99,7 @@ def combined_one(rule: Rule, models: Stack, weights: Tensor, sent: State) -> Sta
     return row(combined(rule, models, weights, torch.zeros(count(models), dtype=torch.int64), stack([sent])), 0)
 
 
-def too_long(rule: Rule, models: Stack, sent: Stack) -> dict[int, float]:
+def too_long(rule: Rule, models: Stack, sent: Stack | Picked) -> dict[int, float]:
     """Replies whose updates no honest client makes: their rows, and how many median lengths they have.
 
     Late in training most clients hardly move any more, and an honest one that still learns is many medians long. So an
@@ -105,9 +111,13 @@ def too_long(rule: Rule, models: Stack, sent: Stack) -> dict[int, float]:
     median = _middle(lengths)
     if not median:
         return {}
-    origin = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
-    far = (lengths > FAR * median) & (lengths > MARKED * distances(sent, origin))
-    return {int(i): float(lengths[i] / median) for i in torch.nonzero(far)[:, 0]}
+    found = {}
+    for place in torch.nonzero(lengths > FAR * median)[:, 0].tolist():
+        first = {name: part(sent, name, slice(place, place + 1)) for name in models}
+        origin = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
+        if float(lengths[place]) > MARKED * float(distances(first, origin)[0]):
+            found[place] = float(lengths[place] / median)
+    return found
 
 
 def capped(weights: Tensor, groups: Tensor) -> Tensor:
@@ -119,7 +129,7 @@ def capped(weights: Tensor, groups: Tensor) -> Tensor:
     return result
 
 
-def clip_factors(models: Stack, start: Stack, weights: Tensor, groups: Tensor) -> Tensor:
+def clip_factors(models: Stack, start: Stack | Picked, weights: Tensor, groups: Tensor) -> Tensor:
     """By what each update is multiplied, [C]: 1, or less where its length, or length times weight, is too great."""
     lengths = distances(models, start)
     factors = torch.ones(len(groups), dtype=torch.float64)
@@ -138,27 +148,34 @@ def _usual(amounts: Tensor, weights: Tensor, groups: Tensor) -> list[tuple[int, 
     ]
 
 
-def shortened(models: Stack, start: Stack, factors: Tensor) -> Stack:
+def _shortened_columns(models: Stack, start: Stack | Picked, factors: Tensor) -> Seen:
     """start + factor (model - start); a reply with factor 1 is not touched, counters of a shortened one stay."""
     touched = torch.nonzero(factors < 1)[:, 0]
-    if not len(touched):
-        return models
-    result: Stack = {}
-    for name, tensor in models.items():
-        first = start[name][touched]
-        by = factors[touched].view(-1, *[1] * (tensor.dim() - 1))
-        exact = first.double() + by * (tensor[touched].double() - first.double())
-        result[name] = tensor.index_copy(0, touched, exact.to(tensor.dtype) if tensor.is_floating_point() else first)
-    return result
+    seen, by = columns_of(models), factors[touched][:, None]
+
+    def shorter(name: str, columns: slice) -> Tensor:
+        numbers = seen(name, columns)
+        if not len(touched):
+            return numbers
+        rows = [part(start, name, slice(place, place + 1)).reshape(1, -1)[:, columns] for place in touched.tolist()]
+        first = torch.cat(rows)
+        exact = first.double() + by * (numbers[touched].double() - first.double())
+        whole = numbers.is_floating_point()
+        return numbers.index_copy(0, touched, exact.to(numbers.dtype) if whole else first)
+
+    return shorter
 
 
-def distances(models: Stack, others: Stack) -> Tensor:
+def distances(models: Stack | Picked, others: Stack | Picked) -> Tensor:
     """Euclidean distance of each model to the other in the same row, [C], floating-point entries alone."""
-    total = torch.zeros(count(models), dtype=torch.float64)
-    for name, tensor in models.items():
-        if tensor.is_floating_point():
-            squares = (tensor.double() - others[name].double()).square()
-            total += squares.flatten(1).sum(1) if tensor.dim() > 1 else squares
+    entries = models if isinstance(models, dict) else models.models
+    total = torch.zeros(count(models) if isinstance(models, dict) else len(models.index), dtype=torch.float64)
+    for name, tensor in entries.items():
+        if not tensor.is_floating_point():
+            continue
+        for rows in row_blocks(total.shape[0], tensor[:1].numel()):
+            squares = (part(models, name, rows).double() - part(others, name, rows).double()).square()
+            total[rows] += squares.flatten(1).sum(1) if squares.dim() > 1 else squares
     return total.sqrt()
 
 
@@ -180,8 +197,8 @@ def combined_bags(rule: Rule, models: Stack, own: Tensor, others: Tensor, math: 
         return bag_means(models, bags, sizes, math)
     each = []
     for bag in everyone:
-        members = take(models, bag[bag >= 0])
-        each.append(_RULES[rule](members, torch.ones(count(members), dtype=torch.float64)))
+        members = bag[bag >= 0]
+        each.append(_RULES[rule](models, members, torch.ones(len(members), dtype=torch.float64)))
     return stack(each)
 
 
@@ -202,7 +219,9 @@ def _clipped_bags(
     far = lengths[taken][long]
     # what no honest peer sends is not used at all: the asker's own model stands in its place
     factors = torch.where(far > FAR * limit[long], 0.0, limit[long] / far)
-    new = shortened(take(models, second[long]), take(models, first[long]), factors)
+    far_off, near = take(models, second[long]), take(models, first[long])
+    shorter = _shortened_columns(far_off, near, factors)
+    new = {name: shorter(name, slice(None)).reshape(tensor.shape) for name, tensor in far_off.items()}
     places = torch.cat([torch.zeros(len(own), 1, dtype=torch.bool), taken], dim=1)
     filled = torch.cat([own[:, None], others], dim=1)
     filled[asker[long], column[long] + 1] = count(models) + torch.arange(len(long))
@@ -248,18 +267,20 @@ def _members(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
     return [(group, torch.nonzero(used & (groups == group))[:, 0]) for group in groups[used].unique().tolist()]
 
 
-def _of_numbers(rule: Callable[[Tensor], Tensor], models: Stack) -> State:
+def _of_numbers(rule: Callable[[Tensor], Tensor], models: Stack, members: Tensor) -> State:
     """A rule on sorted numbers [m, ...], entry by entry."""
-    found = {name: rule(tensor.double().sort(0).values) for name, tensor in models.items()}
-    return {
-        name: (tensor if models[name].is_floating_point() else tensor.round()).to(models[name].dtype)
-        for name, tensor in found.items()
-    }
+    seen, result = columns_of(models, members), {}
+    for name, tensor in models.items():
+        blocks = column_blocks(len(members), tensor[:1].numel())
+        found = torch.cat([rule(seen(name, columns).double().sort(0).values) for columns in blocks])
+        exact = found if tensor.is_floating_point() else found.round()
+        result[name] = exact.to(tensor.dtype).reshape(tensor.shape[1:])
+    return result
 
 
-def _median(models: Stack, _: Tensor) -> State:
-    last = count(models) - 1
-    return _of_numbers(lambda numbers: (numbers[last // 2] + numbers[(last + 1) // 2]) / 2, models)
+def _median(models: Stack, members: Tensor, _: Tensor) -> State:
+    last = len(members) - 1
+    return _of_numbers(lambda numbers: (numbers[last // 2] + numbers[(last + 1) // 2]) / 2, models, members)
 
 
 def _left_out(members: int) -> int:
@@ -267,40 +288,42 @@ def _left_out(members: int) -> int:
     return min(max(int(_TRIM * members), 1), (members - 1) // 2)
 
 
-def _trimmed(models: Stack, _: Tensor) -> State:
-    cut = _left_out(count(models))
-    return _of_numbers(lambda numbers: numbers[cut : len(numbers) - cut].mean(0), models)
+def _trimmed(models: Stack, members: Tensor, _: Tensor) -> State:
+    cut = _left_out(len(members))
+    return _of_numbers(lambda numbers: numbers[cut : len(numbers) - cut].mean(0), models, members)
 
 
-def _krum(models: Stack, weights: Tensor) -> State:
+def _krum(models: Stack, members: Tensor, weights: Tensor) -> State:
     """A reply's score is the sum of its squared distances to the m - f - 2 nearest others; the best m - f count."""
-    members = count(models)
-    false = _left_out(members)
-    apart = torch.zeros(members, members, dtype=torch.float64)
-    for tensor in models.values():
+    number, seen = len(members), columns_of(models, members)
+    false = _left_out(number)
+    apart = torch.zeros(number, number, dtype=torch.float64)
+    for name, tensor in models.items():
         if tensor.is_floating_point():
-            numbers = tensor.double().reshape(members, -1)
-            apart += torch.stack([(numbers - own).square().sum(1) for own in numbers])
-    nearest = apart.sort(1).values[:, 1 : max(members - false - 1, 2)].sum(1)
-    best = nearest.argsort(stable=True)[: members - false].sort().values
-    return _weighted(take(models, best), weights[best])
+            for columns in column_blocks(number, tensor[:1].numel()):
+                numbers = seen(name, columns).double()
+                apart += torch.stack([(numbers - own).square().sum(1) for own in numbers])
+    nearest = apart.sort(1).values[:, 1 : max(number - false - 1, 2)].sum(1)
+    best = nearest.argsort(stable=True)[: number - false].sort().values
+    return _weighted(models, members[best], weights[best])
 
 
-def _geometric(models: Stack, weights: Tensor) -> State:
+def _geometric(models: Stack, members: Tensor, weights: Tensor) -> State:
     """z <- sum_i b_i x_i / sum_i b_i with b_i = a_i / max(nu, |x_i - z|), from the mean."""
-    point = _weighted(models, weights)
+    point = _weighted(models, members, weights)
     for _ in range(_WEISZFELD_STEPS):
-        away = distances(models, {name: t.expand(count(models), *t.shape) for name, t in point.items()})
-        point = _weighted(models, weights / away.clamp_min(_NEAR))
+        away = distances(Picked(models, members), spread(point, len(members)))
+        point = _weighted(models, members, weights / away.clamp_min(_NEAR))
     return point
 
 
-def _weighted(models: Stack, weights: Tensor) -> State:
-    everyone = torch.zeros(count(models), dtype=torch.int64)
-    return row(group_means(models, weights, everyone, {name: tensor[:1] for name, tensor in models.items()}), 0)
+def _weighted(models: Stack, members: Tensor, weights: Tensor) -> State:
+    """The weighted mean of some of the models; each of them weighs something."""
+    shares = weights.double()[None]
+    return row(mix(shares / shares.sum(1, keepdim=True), models, columns_of(models, members)), 0)
 
 
-_RULES: dict[Rule, Callable[[Stack, Tensor], State]] = {
+_RULES: dict[Rule, Callable[[Stack, Tensor, Tensor], State]] = {
     "median": _median,
     "trimmed": _trimmed,
     "krum": _krum,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coterie.core.federation import Failure
 from coterie.core.samples import ClientId
+from coterie.core.spill import row_blocks
 from coterie.core.states import State
 
 Rows = Mapping[str, Tensor]
@@ -44,8 +45,11 @@ def _squares(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return torch.zeros(len(tensor), dtype=torch.float64)
     numbers = tensor.reshape(len(tensor), -1)
-    lengths: Tensor = (numbers.double() if numbers.dtype == torch.float16 else numbers).norm(dim=1).double()
-    return lengths.square()
+    lengths = []
+    for rows in row_blocks(*numbers.shape):
+        some = numbers[rows]
+        lengths.append((some.double() if some.dtype == torch.float16 else some).norm(dim=1).double())
+    return torch.cat(lengths).square() if lengths else torch.zeros(0, dtype=torch.float64)
 
 
 def check_reply(

@@ -8,15 +8,32 @@ Integer buffers (BatchNorm's batch counter) are part of the state everywhere: th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from coterie.core.rows import RowMath
+from coterie.core.spill import column_blocks
 
 State = dict[str, Tensor]
 Stack = dict[str, Tensor]
+Seen = Callable[[str, slice], Tensor]
+"""(entry, columns) -> these numbers of the entry, of every model: [C, width]."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The models at some rows of a stack, which may repeat. Nothing is copied but what is looked at."""
+
+    models: Stack
+    index: Tensor
+
+
+def part(models: Stack | Picked, name: str, rows: slice) -> Tensor:
+    """Some rows of one entry."""
+    return models[name][rows] if isinstance(models, dict) else models.models[name][models.index[rows]]
 
 
 def stack(states: Sequence[State]) -> Stack:
@@ -54,16 +71,31 @@ def clone(models: Stack) -> Stack:
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in models.items()}
 
 
-def mix(weights: Tensor, models: Stack) -> Stack:
-    """Weighted sums of models: [R, C] x [C, ...] -> [R, ...]."""
-    return {name: _mix(weights, tensor) for name, tensor in models.items()}
+def mix(weights: Tensor, models: Stack, seen: Seen | None = None) -> Stack:
+    """Weighted sums of models: [R, C] x [C, ...] -> [R, ...]. With `seen`, of what it makes of the models."""
+    seen = seen or columns_of(models)
+    return {name: _mix(weights, name, tensor, seen) for name, tensor in models.items()}
 
 
-def _mix(weights: Tensor, tensor: Tensor) -> Tensor:
-    exact = tensor if tensor.is_floating_point() else tensor.double()
-    mixed = weights.to(exact.dtype) @ exact.reshape(exact.shape[0], -1)
-    mixed = mixed.reshape(weights.shape[0], *tensor.shape[1:])
-    return mixed if tensor.is_floating_point() else mixed.round().to(tensor.dtype)
+def _mix(weights: Tensor, name: str, like: Tensor, seen: Seen) -> Tensor:
+    parts = []
+    for columns in column_blocks(weights.shape[1], like[:1].numel()):
+        numbers = seen(name, columns)
+        exact = numbers if like.is_floating_point() else numbers.double()
+        parts.append(weights.to(exact.dtype) @ exact)
+    mixed = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).reshape(weights.shape[0], *like.shape[1:])
+    return mixed if like.is_floating_point() else mixed.round().to(like.dtype)
+
+
+def columns_of(models: Stack, rows: Tensor | None = None) -> Seen:
+    """The numbers of the models as they are; of some rows only, where these are given."""
+    flats = {name: tensor.reshape(len(tensor), -1) for name, tensor in models.items()}
+
+    def seen(name: str, columns: slice) -> Tensor:
+        numbers = flats[name][:, columns]
+        return numbers if rows is None else numbers[rows]
+
+    return seen
 
 
 def mean(models: Stack, weights: Tensor) -> State:
@@ -73,17 +105,18 @@ def mean(models: Stack, weights: Tensor) -> State:
     return row(mix(shares[None], models), 0)
 
 
-def group_means(models: Stack, weights: Tensor, groups: Tensor, previous: Stack) -> Stack:
+def group_means(models: Stack, weights: Tensor, groups: Tensor, previous: Stack, seen: Seen | None = None) -> Stack:
     """One weighted mean per group; a group without members keeps its previous model.
 
-    `groups` holds the group of each model, 0 .. K-1, where K is the number of models in `previous`.
+    `groups` holds the group of each model, 0 .. K-1, where K is the number of models in `previous`. With `seen`, the
+    means are of what it makes of the models.
     """
     k = count(previous)
     shares = torch.zeros(k, len(groups), dtype=torch.float64)
     shares[groups, torch.arange(len(groups))] = weights.double()
     total = shares.sum(1, keepdim=True)
     met = total[:, 0] > 0
-    mixed = mix(shares / total.clamp_min(torch.finfo(torch.float64).tiny), models)
+    mixed = mix(shares / total.clamp_min(torch.finfo(torch.float64).tiny), models, seen)
     return {
         name: torch.where(met.view(-1, *[1] * (tensor.dim() - 1)), tensor, previous[name])
         for name, tensor in mixed.items()

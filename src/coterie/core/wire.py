@@ -81,24 +81,30 @@ def _row_by_row(tensor: Tensor) -> Tensor:
 def pack(value: object) -> tuple[Any, dict[str, Tensor]]:
     """Split an object into a JSON skeleton and its tensors, laid out as encoded and named by their path."""
     tensors: dict[str, Tensor] = {}
+    return _skeleton(value, "", tensors), tensors
 
-    def walk(part: object, path: str) -> Any:
-        if isinstance(part, Tensor):
-            while path in tensors:  # a key with a slash in it can look like a path
-                path += "+"
-            tensors[path] = _row_by_row(part)
-            return {_TENSOR: path}
-        if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            return {f.name: walk(getattr(part, f.name), _join(path, f.name)) for f in dataclasses.fields(part)}
-        if isinstance(part, Mapping):
-            return {str(key): walk(item, _join(path, str(key))) for key, item in part.items()}
-        if isinstance(part, (list, tuple)):
-            return [walk(item, _join(path, str(i))) for i, item in enumerate(part)]
-        if part is None or isinstance(part, (bool, int, float, str)):
-            return part
-        raise TypeError(f"{path or 'the object'} is a {type(part).__name__}, which has no place in a message")
 
-    return walk(value, ""), tensors
+def _skeleton(part: object, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The plain values of a part of an object; its tensors are added to the others.
+
+    (Not a function inside `pack`: one that calls itself holds what it uses until the garbage collector comes by, which
+    for large models is late.)
+    """
+    if isinstance(part, Tensor):
+        while path in tensors:  # a key with a slash in it can look like a path
+            path += "+"
+        tensors[path] = _row_by_row(part)
+        return {_TENSOR: path}
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        fields = dataclasses.fields(part)
+        return {f.name: _skeleton(getattr(part, f.name), _join(path, f.name), tensors) for f in fields}
+    if isinstance(part, Mapping):
+        return {str(key): _skeleton(item, _join(path, str(key)), tensors) for key, item in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_skeleton(item, _join(path, str(i)), tensors) for i, item in enumerate(part)]
+    if part is None or isinstance(part, (bool, int, float, str)):
+        return part
+    raise TypeError(f"{path or 'the object'} is a {type(part).__name__}, which has no place in a message")
 
 
 def _join(path: str, name: str) -> str:

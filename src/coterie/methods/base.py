@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.core import wire
+from coterie.core import spill, wire
 from coterie.core.aggregate import Rule, too_long
 from coterie.core.cohort import Cohort, Memory
 from coterie.core.errors import CoterieError, unknown
@@ -19,7 +19,7 @@ from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, State
+from coterie.core.states import Picked, Stack, State
 from coterie.core.task import Task
 
 S = TypeVar("S")
@@ -241,7 +241,9 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
         super().__post_init__()
         self._require(self.fraction > 0, "fraction", "be above 0")
 
-    def usable(self, fed: Federation, replies: Replies[R], sent: Stack, models: Stack | None = None) -> Replies[R]:
+    def usable(
+        self, fed: Federation, replies: Replies[R], sent: Stack | Picked, models: Stack | None = None
+    ) -> Replies[R]:
         """The replies without those whose update no honest client makes (see `aggregate.too_long`), refused by name.
 
         `sent` holds the model that each reply began with; `models` is what to look at if not the replies' models.
@@ -255,8 +257,7 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
             return replies
         kept = [place for place in range(len(replies.ids)) if place not in far]
         skeleton, tensors = wire.pack(replies.value)
-        rows = {name: tensor[torch.tensor(kept)] for name, tensor in tensors.items()}
-        value: R = wire.unpack(type(replies.value), skeleton, rows)
+        value: R = wire.unpack(type(replies.value), skeleton, spill.taken(tensors, torch.tensor(kept)))
         return Replies(tuple(replies.ids[place] for place in kept), value, replies.failed)
 
     @property

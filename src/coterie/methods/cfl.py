@@ -14,6 +14,7 @@ from coterie.core.federation import Federation
 from coterie.core.panels import Heatmap, Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import (
+    Picked,
     Stack,
     concat,
     cosine,
@@ -88,7 +89,7 @@ class CFL(ModelPerCluster[Branches]):
         rows = [cluster[client] for client in ids]
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
         rows = [cluster[client] for client in replies.ids]
-        replies = self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
+        replies = self.usable(fed, replies, Picked(state.models, torch.tensor(rows, dtype=torch.int64)))
         if replies.value is None:
             return state, {}
         trained = replies.value.model

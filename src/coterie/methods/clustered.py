@@ -16,12 +16,12 @@ from coterie.core.evaluation import losses
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import (
+    Picked,
     Stack,
     State,
     count,
     row,
     spread,
-    take,
 )
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
@@ -127,7 +127,7 @@ class AverageInClusters(ModelPerCluster[S]):
         _, rows = self.model_for(state, ids)
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
         _, rows = self.model_for(state, replies.ids)
-        return self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
+        return self.usable(fed, replies, Picked(state.models, torch.tensor(rows, dtype=torch.int64)))
 
     def averaged(self, state: S, replies: Replies[Trained]) -> S:
         """The mean of each cluster's clients; a cluster that no client trained keeps its model."""

@@ -12,13 +12,7 @@ from coterie.core.aggregate import combined
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation
 from coterie.core.rng import key64
-from coterie.core.states import (
-    Stack,
-    count,
-    flat,
-    spread,
-    take,
-)
+from coterie.core.states import Picked, Stack, count, flat, spread
 from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log, Models
@@ -68,7 +62,7 @@ class FedSEM(ModelPerCluster[Centres]):
         _, rows = self.model_for(state, ids)
         replies = fed.ask(self.train, ids, each=Models(state.models), rows=rows)
         _, rows = self.model_for(state, replies.ids)
-        replies = self.usable(fed, replies, take(state.models, torch.tensor(rows, dtype=torch.int64)))
+        replies = self.usable(fed, replies, Picked(state.models, torch.tensor(rows, dtype=torch.int64)))
         if replies.value is None:
             return state, {}
         points = self._points(fed.task, replies.value.model)
@@ -76,7 +70,7 @@ class FedSEM(ModelPerCluster[Centres]):
         cluster, centroids = self._cluster(vectors, state.centroids, fed)
         groups = torch.tensor([cluster[client] for client in replies.ids])
         _, rows = self.model_for(state, replies.ids)
-        sent = take(state.models, torch.tensor(rows))
+        sent = Picked(state.models, torch.tensor(rows))
         models = combined(self.aggregate, replies.value.model, replies.value.size, groups, state.models, sent)
         moved = sum(state.cluster.get(client, new) != new for client, new in cluster.items())
         return Centres(models, cluster, vectors, centroids), {"moved": moved, "sizes": cluster_sizes(groups, self.k)}

@@ -17,7 +17,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, take
+from coterie.core.states import Picked, Stack, take
 from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models
 from coterie.methods.clustered import (
@@ -85,7 +85,7 @@ class IFCA(ServesClusters[Clusters]):
         """One round; an empty cluster keeps its model."""
         replies = fed.ask(self.select_and_train, fed.sample(self.fraction), same=Models(state.models))
         if replies.value is not None:
-            replies = self.usable(fed, replies, take(state.models, replies.value.cluster))
+            replies = self.usable(fed, replies, Picked(state.models, replies.value.cluster))
         if replies.value is None:
             return state, {}
         chosen = replies.value.cluster

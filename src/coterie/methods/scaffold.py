@@ -89,7 +89,7 @@ class Scaffold(ServerMethod[Controlled]):
         replies = fed.ask(self.train, ids, each=Sent(state.model, state.control, counted), common=_COMMON)
         replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
         if replies.value is not None:
-            still = zeros(replies.value.control_change)
+            still = spread(zeros(state.control), len(replies.ids))
             replies = self.usable(fed, replies, still, replies.value.control_change)
         if replies.value is None:
             return state, {}

@@ -19,6 +19,8 @@ from coterie.core.samples import ClientId
 from coterie.core.settings import differing
 from coterie.core.terminal import brief
 from coterie.runs.health import Health
+from coterie.runs.memory_index import FOLDER as MEMORY_FOLDER
+from coterie.runs.memory_index import MemoryIndex
 from coterie.runs.records import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
 
 _LATEST = "checkpoint/latest.json"
@@ -41,8 +43,12 @@ class Progress:
     metrics: int
     state: str
     memory: dict[str, str]
+    """As checkpoints were once made; now the clients' files are in a list of their own."""
     config: str
     health: Health
+    index: str = ""
+    index_size: int = 0
+    index_digest: str = ""
 
 
 class _Folder(Protocol):
@@ -61,13 +67,17 @@ class _Folder(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Replace a file as a whole."""
 
+    def extend(self, name: str, size: int, data: bytes) -> None:
+        """Put bytes behind the first `size` of a file, for good."""
+
 
 class Checkpoint:
     """Saves a run so that it can be resumed, and reads what was saved."""
 
     def __init__(self, folder: _Folder) -> None:
         self._folder = folder
-        self._memory: dict[ClientId, str] = {}
+        self._index = MemoryIndex(folder)
+        self._state, self._swept = "", False
 
     @property
     def exists(self) -> bool:
@@ -89,9 +99,11 @@ class Checkpoint:
     ) -> None:
         """Write the new files first, then the one file that names them; then remove the old files."""
         name = self._put("checkpoint", f"state-{next_round:06d}", wire.encode(state))
+        new: dict[ClientId, str] = {}
         for client in touched:
             whose = f"{quote(client, safe='')}-{next_round:06d}"
-            self._memory[client] = self._put("checkpoint/memory", whose, wire.encode(memory[client]))
+            new[client] = self._put(MEMORY_FOLDER, whose, wire.encode(memory[client]))
+        old = self._index.add(new, next_round)
         progress = Progress(
             method=method,
             next_round=next_round,
@@ -102,12 +114,15 @@ class Checkpoint:
             events=(self._folder.path / EVENTS_FILE).stat().st_size,
             metrics=(self._folder.path / METRICS_FILE).stat().st_size,
             state=name,
-            memory=dict(self._memory),
+            memory={},
             config=self._folder.config,
             health=health,
+            index=self._index.file,
+            index_size=self._index.size,
+            index_digest=self._index.digest if self._index.file else "",
         )
         self._folder.write(_LATEST, sealed(asdict(progress)))
-        self._remove_old(progress)
+        self._remove_old(name, old)
 
     def load(
         self, method: str, kind: type[Any], rounds: int | None = None
@@ -119,7 +134,13 @@ class Checkpoint:
         path = self._folder.path / _LATEST
         try:
             # checkpoints were once made without these; their replies are not known, so they do not fail the run
-            unmarked = {"config": "", "health": asdict(Health(valid=1))}
+            unmarked = {
+                "config": "",
+                "health": asdict(Health(valid=1)),
+                "index": "",
+                "index_size": 0,
+                "index_digest": "",
+            }
             progress = wire.unpack(Progress, {**unmarked, **unsealed(path.read_bytes())}, {})
             if progress.method != method:
                 raise CoterieError(
@@ -128,7 +149,9 @@ class Checkpoint:
                 )
             self._check_settings(progress, rounds)
             state = self._get("checkpoint", progress.state, kind)
-            memory = {client: self._get("checkpoint/memory", name, Memory) for client, name in progress.memory.items()}
+            index = MemoryIndex(self._folder)
+            names = index.read(progress.index, progress.index_size, progress.index_digest, progress.memory)
+            memory = {client: self._get(MEMORY_FOLDER, name, Memory) for client, name in names.items()}
         except (OSError, wire.WireError, *UNREADABLE) as error:
             raise CoterieError(
                 f"The checkpoint in {path.parent} cannot be read ({brief(str(error))}); "
@@ -136,7 +159,7 @@ class Checkpoint:
             ) from error
         self._cut(EVENTS_FILE, progress.events)
         self._cut(METRICS_FILE, progress.metrics)
-        self._memory = dict(progress.memory)
+        self._index, self._state = index, progress.state
         return progress, state, memory
 
     def _check_settings(self, progress: Progress, rounds: int | None) -> None:
@@ -173,11 +196,19 @@ class Checkpoint:
             raise wire.WireError(f"{name} is damaged")
         return wire.decode(data, kind, header_limit=wire.OWN_HEADER_LIMIT)
 
-    def _remove_old(self, progress: Progress) -> None:
-        keep = {progress.state, "latest.json", *progress.memory.values()}
-        for file in (self._folder.path / "checkpoint").rglob("*"):
-            if file.is_file() and file.name not in keep:
-                file.unlink(missing_ok=True)
+    def _remove_old(self, state: str, old: Sequence[str]) -> None:
+        """Remove what the new checkpoint has replaced; the first time, all that a session cut short may have left."""
+        folder = self._folder.path
+        if self._swept:
+            for file in [*(folder / MEMORY_FOLDER / name for name in old), folder / "checkpoint" / self._state]:
+                if file.name != state:
+                    file.unlink(missing_ok=True)
+        else:
+            keep = {state, "latest.json", *self._index.files}
+            for file in (folder / "checkpoint").rglob("*"):
+                if file.is_file() and file.name not in keep:
+                    file.unlink(missing_ok=True)
+        self._state, self._swept = state, True
 
 
 def changed_settings(old: str, new: str) -> list[str]:

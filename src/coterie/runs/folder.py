@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -170,6 +171,16 @@ class RunFolder:
         with self.writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, data)
+
+    def extend(self, name: str, size: int, data: bytes) -> None:
+        """Put bytes behind the first `size` of a file, for good; what was behind them was never counted."""
+        target = self.path / name
+        with self.writing(target), open(target, "r+b") as file:
+            file.truncate(size)
+            file.seek(size)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
     def append(self, name: str, text: str) -> None:
         """Add lines to a log."""

@@ -2,7 +2,8 @@
 
 The C library gives blocks of models back to the system when they are freed, and gets fresh ones that the system has to
 clear page by page: a tenth of a round of large peers. One setting of glibc's allocator prevents that; elsewhere
-nothing happens.
+nothing happens. Where models are so large that replies are in files, what is freed between others would add up (aligned
+blocks of one size do not fit where such a block was), so there it is given back.
 """
 
 from __future__ import annotations
@@ -22,3 +23,11 @@ def keep_freed_blocks() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)) and bool(mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES))
+
+
+def give_back_freed_blocks() -> None:
+    """Give all pages that are free now back to the system."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -34,6 +34,11 @@ class Arena:
         """What was written may be written over."""
         self._end = 0
 
+    @property
+    def used(self) -> int:
+        """How many bytes are written."""
+        return self._end
+
     def reserve(self, size: int) -> int | None:
         """Where `size` bytes fit, or None."""
         start = -(-self._end // _ALIGNMENT) * _ALIGNMENT

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from coterie.core import spill
 from coterie.core.checks import check_reply, largest_norm, model_norms
 from coterie.core.cohort import Memory
 from coterie.core.compiled import Refusal
@@ -31,6 +32,7 @@ from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
 from coterie.simulation.attacks import Attackers, disguised
 from coterie.simulation.faults import Faults
+from coterie.simulation.gathering import Gathered
 from coterie.simulation.malloc import keep_freed_blocks
 from coterie.simulation.workers import (
     ProcessWorkers,
@@ -39,7 +41,7 @@ from coterie.simulation.workers import (
 )
 
 R = TypeVar("R")
-_LANE_BYTES = 1 << 28
+_LANE_BYTES = 1 << 26
 _JOBS_PER_WORKER = 4
 Progress = Callable[[str, int, int], None]
 
@@ -179,30 +181,29 @@ class Simulator(Engine):
         working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
         asked, picked = [ids[i] for i in working], None if index is None else [index[i] for i in working]
         jobs = self._jobs(question.function.__name__, asked, picked, message.common)
-        outcomes = self._perform(jobs, message, "training" if purpose == "train" else "evaluation")
+        gathered = self._perform(jobs, message, "training" if purpose == "train" else "evaluation")
         if counted:
             self.ledger.down[purpose] += len(ids) * (message.row(0) if index is not None else message).size
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            self._remember(job.ids, outcome)
-            if counted:
-                self.ledger.up[purpose] += len(job.ids) * outcome.reply.row(0).size
-        replies = self._accept([client for job in jobs for client in job.ids], outcomes, failed, purpose, counted)
+            self.ledger.up[purpose] += gathered.size
+        for job, kept in zip(jobs, gathered.kept, strict=True):
+            self._remember(job.ids, kept)
+        replies = self._accept([client for job in jobs for client in job.ids], gathered.reply, failed, purpose, counted)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         return replies
 
-    def _perform(self, jobs: list[Job], message: Message, what: str) -> list[Outcome]:
+    def _perform(self, jobs: list[Job], message: Message, what: str) -> Gathered:
         """Have the workers do it, and tell who watches how many clients are done."""
+        gathered = Gathered(jobs)
         if not jobs:
-            return []
-        done, asked = 0, sum(len(job.ids) for job in jobs)
+            return gathered
 
-        def one_more(job: Job) -> None:
-            nonlocal done
-            done += len(job.ids)
-            self._progress(what, done, asked)
+        def take(number: int, outcome: Outcome) -> None:
+            gathered.take(number, outcome)
+            self._progress(what, gathered.done, gathered.asked)
 
-        self._progress(what, 0, asked)
-        return self._crew().run(jobs, message, one_more)
+        self._progress(what, 0, gathered.asked)
+        self._crew().run(jobs, message, take)
+        return gathered
 
     def _jobs(self, action: str, ids: list[ClientId], rows: list[int] | None, common: Sequence[str] = ()) -> list[Job]:
         # work on what is common to all is done once per job, so there are then as few jobs as workers
@@ -230,28 +231,23 @@ class Simulator(Engine):
                 self._workers = ThreadWorkers(self._setting, self.workers)
         return self._workers
 
-    def _remember(self, ids: Sequence[ClientId], outcome: Outcome) -> None:
-        for position, client in enumerate(ids):
-            if outcome.kept:
-                known = self._draft.setdefault(client, dict(self.memory.get(client, {})))
-                known.update(outcome.kept_by(position))
+    def _remember(self, ids: Sequence[ClientId], kept: Sequence[Memory]) -> None:
+        for client, own in zip(ids, kept, strict=True):
+            if own:
+                self._draft.setdefault(client, dict(self.memory.get(client, {}))).update(own)
 
     def _accept(
         self,
         ids: list[ClientId],
-        outcomes: list[Outcome],
+        first: Message | None,
         failed: dict[ClientId, Failure],
         purpose: Purpose,
         counted: bool,
     ) -> Replies[Any]:
-        """Stack the replies, refuse the bad ones by name."""
-        if not outcomes:
+        """Refuse the bad ones of the stacked replies by name."""
+        if first is None:
             return Replies((), None, failed)
-        first = outcomes[0].reply
-        stacked = {
-            name: torch.cat([outcome.reply.tensors[name] for outcome in outcomes]) if len(outcomes) > 1 else tensor
-            for name, tensor in first.tensors.items()
-        }
+        stacked = first.tensors
         refused: dict[ClientId, Failure] = {}
         said = stacked.get("size")
         if purpose == "train" and self.attackers:
@@ -276,7 +272,7 @@ class Simulator(Engine):
         if not good:
             return Replies((), None, failed)
         if len(good) < len(ids):
-            stacked = {name: tensor[torch.tensor(good)] for name, tensor in stacked.items()}
+            stacked = spill.taken(stacked, torch.tensor(good))
         value = first.holding(stacked).open()
         return Replies(tuple(ids[position] for position in good), value, failed)
 

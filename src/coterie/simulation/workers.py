@@ -11,8 +11,11 @@ import os
 import signal
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -29,17 +32,21 @@ from coterie.core.jobs import (
 from coterie.core.message import Message
 from coterie.core.notes import Note, silent
 from coterie.core.threads import use_one_thread, worker_pool
+from coterie.simulation.malloc import give_back_freed_blocks
 from coterie.simulation.shared_memory import Arena, Parcel
 
+_LARGE_ANSWER = 1 << 24  # bytes
 _SURELY_WORTH_SHARING = 0.005  # seconds a client
-Done = Callable[[Job], None]
+Take = Callable[[int, Outcome], None]
+"""Is given the number of a job that is done, and its outcome, which it may keep or not."""
+_AHEAD = 4  # jobs a worker that may be done before the outcomes of earlier ones are taken
 
 
 class Workers(Protocol):
-    """Something that performs jobs and returns their outcomes in order."""
+    """Something that performs jobs."""
 
-    def run(self, jobs: Sequence[Job], message: Message, done: Done = silent) -> list[Outcome]:
-        """Perform all jobs, and tell of each that is done."""
+    def run(self, jobs: Sequence[Job], message: Message, take: Take) -> None:
+        """Perform all jobs, and hand over each outcome when it is there, in any order: only `take` has it then."""
 
     def close(self) -> None:
         """Let the workers go."""
@@ -53,35 +60,36 @@ class ThreadWorkers:
     """
 
     def __init__(self, setting: Setting, workers: int) -> None:
-        self._setting = setting
+        self._setting, self._workers = setting, workers
         self._pool = worker_pool(workers) if workers > 1 else None
         self._pace: dict[tuple[str, bool], float] = {}  # best seconds a client of (client function, alone or shared)
 
-    def run(self, jobs: Sequence[Job], message: Message, done: Done = silent) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, take: Take) -> None:
         """Perform all jobs."""
         if self._pool is None or not jobs:
-            return self._run_here(jobs, message, done)
+            self._run_here(jobs, message, take)
+            return
         action = jobs[0].action
         alone = self._is_faster_alone(action)
         start = time.perf_counter()
         if alone:
-            outcomes = self._run_here(jobs, message, done)
+            self._run_here(jobs, message, take)
         else:
-            futures = [self._pool.submit(perform, self._setting, job, message) for job in jobs]
-            outcomes = []
-            for job, future in zip(jobs, futures, strict=True):
-                outcomes.append(future.result())
-                done(job)
+            self._run_shared(self._pool, jobs, message, take)
         pace = (time.perf_counter() - start) / sum(len(job.ids) for job in jobs)
         self._pace[action, alone] = min(pace, self._pace.get((action, alone), pace))
-        return outcomes
 
-    def _run_here(self, jobs: Sequence[Job], message: Message, done: Done) -> list[Outcome]:
-        outcomes = []
-        for job in jobs:
-            outcomes.append(perform(self._setting, job, message))
-            done(job)
-        return outcomes
+    def _run_here(self, jobs: Sequence[Job], message: Message, take: Take) -> None:
+        for number, job in enumerate(jobs):
+            take(number, perform(self._setting, job, message))
+
+    def _run_shared(self, pool: ThreadPoolExecutor, jobs: Sequence[Job], message: Message, take: Take) -> None:
+        coming = iter(jobs)
+        begun: deque[Future[Outcome]] = deque()
+        for number in range(len(jobs)):
+            for job in islice(coming, _AHEAD * self._workers - len(begun)):
+                begun.append(pool.submit(perform, self._setting, job, message))
+            take(number, begun.popleft().result())
 
     def _is_faster_alone(self, action: str) -> bool:
         shared = self._pace.get((action, False))
@@ -137,13 +145,13 @@ class ProcessWorkers:
         theirs.close()
         return _Process(process, ours, arenas)
 
-    def run(self, jobs: Sequence[Job], message: Message, done: Done = silent) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job], message: Message, take: Take) -> None:
         """Perform all jobs, each by the next worker that is free."""
         self._message.clear()
         sent = Parcel.of(self._message, message.kind, message.skeleton, message.tensors, message.common)
         waiting = list(range(len(jobs)))[::-1]
-        outcomes: dict[int, Outcome] = {}
-        while len(outcomes) < len(jobs):
+        left = len(jobs)
+        while left:
             for worker in self._crew:
                 if worker.job is None and waiting:
                     worker.job = waiting.pop()
@@ -159,9 +167,8 @@ class ProcessWorkers:
                     waiting.append(number)
                     continue
                 worker.job = None
-                outcomes[number] = _read(answer, worker.arenas.answer)
-                done(jobs[number])
-        return [outcomes[number] for number in range(len(jobs))]
+                take(number, _read(answer, worker.arenas.answer))
+                left -= 1
 
     def _send(self, worker: _Process, job: Job, sent: Parcel) -> None:
         worker.arenas.memory.clear()
@@ -223,6 +230,8 @@ def _serve(setting: Setting, pipe: Connection, inherited: list[Connection], aren
             pipe.send(answer)
         except (BrokenPipeError, ConnectionError):
             os._exit(0)
+        if arenas.answer.used > _LARGE_ANSWER:
+            give_back_freed_blocks()
 
 
 def _read(answer: Any, arena: Arena) -> Outcome:

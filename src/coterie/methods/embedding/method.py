@@ -21,7 +21,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, concat, row, spread, take
+from coterie.core.states import Picked, Stack, concat, row, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
@@ -150,7 +150,7 @@ class Embedding(Settings):
         """The authors' code: the first tensors are averaged over all clusters."""
         groups = torch.tensor(state.of(ids))
         first = {name: tensor[:1] for name, tensor in state.models.items()}
-        sent = take(state.models, groups)
+        sent = Picked(state.models, groups)
         base = combined(self.aggregate, trained.model, trained.size, torch.zeros_like(groups), first, sent)
         return {**models, **{name: base[name].expand_as(models[name]).clone() for name in names}}
 

@@ -23,7 +23,7 @@ from coterie.core.federation import Federation, Nothing, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientId
-from coterie.core.states import spread, take
+from coterie.core.states import Picked, spread
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import cluster_sizes, distinct_starts
 from coterie.methods.md_icfl.distance import known_shares, label_shares, nearest, own_outputs, read_samples
@@ -69,7 +69,7 @@ class MDICFL(Settings):
         undecided = self._undecided(state, fed, ids)
         replies, made = self._train_and_sample(state, fed, before, bool(undecided))
         began = torch.tensor([before[client] for client in replies.ids], dtype=torch.int64)
-        replies = self.usable(fed, replies, take(state.models, began))
+        replies = self.usable(fed, replies, Picked(state.models, began))
         if replies.value is None:
             return state, {}
         log: Log = {}
@@ -84,7 +84,7 @@ class MDICFL(Settings):
             outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
             state = replace(state, samples=made.samples, generators=made.generators, outputs=outputs)
         groups = torch.tensor([chosen[client] for client in replies.ids])
-        sent = take(state.models, torch.tensor([before[client] for client in replies.ids]))
+        sent = Picked(state.models, torch.tensor([before[client] for client in replies.ids]))
         weights = self.weights(replies.value)
         models = combined(self.aggregate, replies.value.model, weights, groups, state.models, sent)  # line 12
         moved = sum(state.cluster.get(client, new) != new for client, new in chosen.items())
