@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie import run
@@ -40,6 +40,7 @@ class Files:
         (self.path / name).write_bytes(whole[:size] + data)
 
 
+@settings(deadline=None, max_examples=50)
 @given(changes=CHANGES)
 def test_the_list_is_read_as_it_was(changes: list[set[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever has changed and however often it was written again: the latest file of each client, as a dict has it."""

@@ -174,7 +174,8 @@ def distances(models: Stack | Picked, others: Stack | Picked) -> Tensor:
         if not tensor.is_floating_point():
             continue
         for rows in row_blocks(total.shape[0], tensor[:1].numel()):
-            squares = (part(models, name, rows).double() - part(others, name, rows).double()).square()
+            apart = part(models, name, rows).to(torch.float64, copy=True)
+            squares = apart.sub_(part(others, name, rows).double()).square_()
             total[rows] += squares.flatten(1).sum(1) if squares.dim() > 1 else squares
     return total.sqrt()
 

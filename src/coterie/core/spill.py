@@ -95,8 +95,11 @@ def taken(stack: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """So many models of so many numbers in pieces of at most `BLOCK` bytes, at least one model each."""
-    step = max(1, BLOCK // max(1, 8 * columns))
+    """So many models of so many numbers in pieces of a fourth of `BLOCK` at most, at least one model each.
+
+    (Smaller ones than of columns: what is computed of a model does not depend on which others are in the piece.)
+    """
+    step = max(1, BLOCK // 4 // max(1, 8 * columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
         if step < rows:
