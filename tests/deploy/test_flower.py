@@ -33,6 +33,7 @@ from coterie.runs.experiment import client_data, execute, population_of
 from coterie.runs.folder import RunFolder
 from coterie.runs.serve import ServeOptions, conduct
 
+from ..laws.golden import differences
 from ..tiny import OVERRIDES, TRAINING
 from .processes import LONG, Command, WireTap, free_port
 from .test_remote import server_side
@@ -52,6 +53,8 @@ test_samples = 10
 """
 SERVED = [name for name, kind in METHODS.items() if not issubclass(kind, PeerMethod) and name != "oracle"]
 NAMES = ("0", "1", "2", "3")
+ON_RECORD = ("fedavg", "ifca", "md-icfl", "fedcg")
+"""Methods whose results over the wire are also compared with those on record."""
 
 
 @dataclass
@@ -129,6 +132,8 @@ def test_flower_ends_as_the_simulator(deployed: Deployment, method: str) -> None
     assert sent[1] > remote.bytes_down
     assert (deployed.folder / f"run-{method}-4" / "report.html").is_file()
     assert "ari" not in remote.to_json() or remote.ari is None
+    if method in ON_RECORD:
+        assert differences(f"Flower {method}", remote) == []
 
 
 def test_no_image_has_crossed(deployed: Deployment) -> None:

@@ -11,12 +11,14 @@ import pytest
 
 from coterie.deploy.certificates import make_certificates
 
+from ..laws.golden import differences, of_folder
 from .processes import LONG, Command, free_port, until
 
 RUN = """
 method = "{method}"
 rounds = {rounds}
 checkpoint_seconds = 0.2
+dtype = "float64"
 [scenario]
 name = "rotated-digits"
 clients = 5
@@ -104,7 +106,7 @@ def test_a_network_survives_what_happens_to_its_peers(network: Network) -> None:
 
 
 def test_a_local_network_for_a_first_look(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(RUN.format(method="pens", rounds=3))
+    (tmp_path / "run.toml").write_text(RUN.format(method="panm", rounds=3))
     command = Command(
         tmp_path, "peers", "peers", "--local", 4, "--config", "run.toml", "--out", "out", "--port", free_port(),
         "--tls", "--timeout", LONG,
@@ -122,3 +124,4 @@ def test_a_local_network_for_a_first_look(tmp_path: Path) -> None:
     assert result["bytes_up"] == result["bytes_down"] > 0
     assert len(result["clusters"]) == 4
     assert (tmp_path / "out" / "report.html").is_file()
+    assert differences("zenoh panm", of_folder(tmp_path / "out")) == []

@@ -3,13 +3,16 @@
 `golden.json` holds, for every case, what must be equal on every machine (bytes, failures, clusters, the form of the
 state) and sums of the state's numbers, which are equal to rounding. Runs are in float64, so that rounding stays small.
 It also holds the exact digest on the kind of machine that recorded it; that part is compared on such machines alone.
+`golden_deployed.json` holds the same of runs between real processes.
 
     python -m tests.laws.golden     records all simulated cases again (a change of results must be meant)
+    COTERIE_RECORD=1 pytest -n 1 tests/deploy/test_flower.py tests/deploy/test_peer_faults.py     the deployed ones
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -20,13 +23,15 @@ from torch import Tensor
 
 from coterie import Result, run
 from coterie.core import wire
+from coterie.core.states import State
 from coterie.kernel import why_not
 from coterie.methods import METHODS
+from coterie.runs.records import RESULT_FILE
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import fingerprint, made, small_net, tiny_digits
 
-FILE = Path(__file__).with_name("golden.json")
+SIMULATED, DEPLOYED = (Path(__file__).with_name(name) for name in ("golden.json", "golden_deployed.json"))
 RELATIVE = 1e-4
 """Initial weights are drawn in float32, whose last bit differs between CPUs; a few rounds make more of it."""
 LOOSE = {"autoencoder/": 0.05, "bits/": 0.05, "centroids/": 0.05, "heights": 0.05}
@@ -57,8 +62,10 @@ def summary(result: Result) -> dict[str, Any]:
 
 
 def differences(case: str, result: Result) -> list[str]:
-    """What differs from the record, one line each."""
-    recorded, found = json.loads(FILE.read_text())[case], json.loads(json.dumps(summary(result)))
+    """What differs from the record, one line each; nothing where it is to be recorded again."""
+    if os.environ.get("COTERIE_RECORD"):
+        record({case: result})
+    recorded, found = _known(case)[case], json.loads(json.dumps(summary(result)))
     lines = [
         f"{key}: {recorded[key]} became {found[key]}"
         for key in recorded
@@ -74,11 +81,28 @@ def differences(case: str, result: Result) -> list[str]:
     return lines
 
 
+def of_folder(folder: Path) -> Result:
+    """The result of a network of peers as its folder has it; its state are the peers' models."""
+    files = {file.stem: file for file in sorted(folder.rglob("models/*.safetensors"))}
+    models = {name: wire.decode(file.read_bytes(), State) for name, file in files.items()}
+    return Result(**json.loads((folder / RESULT_FILE).read_text()), models=models, state=models)
+
+
 def record(cases: Mapping[str, Result]) -> None:
     """Write cases down."""
-    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    known |= {case: summary(result) for case, result in cases.items()}
-    FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    for case, result in cases.items():
+        known = {**_known(case), case: summary(result)}
+        _file(case).write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def _file(case: str) -> Path:
+    return SIMULATED if case.startswith("simulated") else DEPLOYED
+
+
+def _known(case: str) -> dict[str, Any]:
+    file = _file(case)
+    known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return known
 
 
 def _sums(tensor: Tensor) -> list[float]:
