@@ -46,7 +46,7 @@ def test_a_method_outside_the_package_is_run_compared_and_resumed(coterie: Comma
     out = tmp_path / "run"
     assert coterie("run", DITTO, *SMALL, "--set", "lam=0.3", "--out", out).code == 0
     whole = json.loads((out / "result.json").read_text())
-    assert whole["method"] == "my-ditto"
+    assert (whole["method"], whole["title"]) == ("my-ditto", "my-ditto")
     (out / "result.json").unlink()
     assert coterie("resume", out).code == 0
     assert json.loads((out / "result.json").read_text())["accuracy"] == whole["accuracy"]

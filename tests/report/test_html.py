@@ -123,6 +123,11 @@ def test_figures_are_what_plotly_accepts(tmp_path: Path) -> None:
         go.Figure(figure)
 
 
+def test_a_method_that_only_its_author_has_is_called_by_its_title(tmp_path: Path) -> None:
+    text, _ = read(write_run_report(fake_run(tmp_path / "run", "sfed", title="Sample-Fed")))
+    assert "Sample-Fed serves" in text
+
+
 def test_everything_from_users_is_escaped(tmp_path: Path) -> None:
     panels: list[Panel] = [
         Lines(NASTY, [1, 2], {NASTY: [1.0, 2.0]}, NASTY, NASTY),
@@ -132,7 +137,7 @@ def test_everything_from_users_is_escaped(tmp_path: Path) -> None:
     ]
     folder = fake_run(
         tmp_path / "run", NASTY, clients=2, panels=panels, failures=[(1, NASTY, NASTY)], found=2,
-        scenario=NASTY, client_ids=[NASTY, "b"], truth=[NASTY, "b"], engine=NASTY, seed=0,
+        scenario=NASTY, client_ids=[NASTY, "b"], truth=[NASTY, "b"], engine=NASTY, seed=0, title=NASTY,
     )  # fmt: skip
     (folder / "config.toml").write_text(f"a = '''{NASTY}'''\n", encoding="utf-8")
     text, _ = read(write_run_report(folder))

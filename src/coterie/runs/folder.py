@@ -20,6 +20,7 @@ from coterie.core.files import DRAFT, write_whole, writing
 from coterie.core.panels import Panel, load_panels, save_panels
 from coterie.core.states import State
 from coterie.core.task import Task
+from coterie.methods.base import TITLES
 from coterie.runs.checkpoint import Checkpoint, changed_settings
 from coterie.runs.records import (
     CONFIG_FILE,
@@ -241,8 +242,10 @@ class RunFolder:
 
     @cached_property
     def result(self) -> Mapping[str, Any]:
-        """What result.json holds."""
-        return read_result(self.path)
+        """What result.json holds; the title of a method that this process does not know is taken from there."""
+        found = read_result(self.path)
+        TITLES.setdefault(str(found["method"]), str(found.get("title") or found["method"]))
+        return found
 
     @cached_property
     def metrics(self) -> Sequence[Row]:

@@ -17,6 +17,7 @@ from coterie.core.samples import ClientId
 from coterie.deploy.boundary import check_name
 from coterie.deploy.ports import check_free
 from coterie.deploy.zenoh.peer import Pace, PeerState
+from coterie.methods import chosen_method
 from coterie.methods.p2p.base import PeerMethod
 from coterie.methods.p2p.communities import communities
 from coterie.methods.p2p.network_state import edges_of
@@ -172,6 +173,7 @@ def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId], vi
         truth=None,
         per_client_accuracy=[accuracy[name] for name in ended],
         engine="peers over zenoh",
+        title=chosen_method(config.method).title,
     )
     folder.log_event("end", accuracy=result.accuracy, seconds=result.seconds)
     folder.write(RESULT_FILE, result.to_json().encode())

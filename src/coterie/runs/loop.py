@@ -237,6 +237,7 @@ class RoundLoop:
             unseen_sample_accuracy=evaluation.unseen_samples,
             lost=dict(self.health.lost),
             warnings=list(self.health.warnings),
+            title=self.method.training.title,
             models=models,
             state=state,
         )

@@ -44,6 +44,8 @@ class Result:
     """Why replies did not count: how many of each kind of failure; together they are `failures`."""
     warnings: list[str] = field(default_factory=list)
     """What went wrong without ending the run, each in one sentence with a remedy."""
+    title: str = ""
+    """The method's name as its paper spells it: a report may be written where the method itself is not known."""
     models: Mapping[str, State] = field(default_factory=dict, repr=False)
     state: Any = field(default=None, repr=False)
 
