@@ -8,6 +8,7 @@ from coterie.core import user_code
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.settings import from_settings
 from coterie.methods.apfl import APFL
+from coterie.methods.auto.method import Auto
 from coterie.methods.base import TITLES, ServerMethod
 from coterie.methods.cfl import CFL
 from coterie.methods.ditto import Ditto
@@ -56,6 +57,7 @@ METHODS: dict[str, type[Method]] = {
         APFL,
         FedBN,
         PFedMe,
+        Auto,
         Oracle,
         Gossip,
         PENS,

@@ -1,0 +1,316 @@
+"""How the groups change: who visits for what, what the answers mean, splits, moves, new groups (ours)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.aggregate import Rule, combined
+from coterie.core.cohort import Cohort
+from coterie.core.federation import Federation
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack, concat, count, stack, take
+from coterie.methods.auto import personal
+from coterie.methods.auto.judgement import (
+    flat_updates,
+    has_classes,
+    parts_that_pay,
+    shares_of,
+    verdict,
+    without,
+)
+from coterie.methods.auto.looks import with_looks
+from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Pair, Question, Sent, Visit, Weighed
+from coterie.methods.auto.proposals import propose
+from coterie.methods.clustered import Choice
+
+RATE, DEBT = 0.12, 7.0
+"""Extra downloads: this share of all visits, that of so many rounds in advance; 8 % of FedAvg's bytes in 20 rounds."""
+FIRST_LOOKS, LOOK_EVERY = 3, 4
+ASK = 4.0
+"""The t of the looks from which members are asked."""
+_LOOKS, _COVER = 2.0, 0.6
+MISFIT = 2.0
+"""A client whose loss on arrival is so many times what it was, and what its fellows have, no longer fits."""
+_LATEST = 1 << 28  # bytes of updates that the server keeps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who of a round's participants does what."""
+
+    voters: list[ClientId]
+    choosers: list[ClientId]
+    lookers: list[ClientId]
+    others: list[ClientId]
+
+
+@dataclass(frozen=True)
+class Came:
+    """Valid replies of one kind, what each began with, and the group that each is in now."""
+
+    ids: tuple[ClientId, ...]
+    value: Visit | Looked | Weighed
+    sent: Stack
+    group: list[int]
+
+    @property
+    def loss(self) -> list[float]:
+        """The loss on arrival."""
+        match self.value:
+            case Looked(told=told):
+                return [float(x) for x in told[:, 0]]
+            case Weighed(losses=losses):
+                return [float(x) for x in losses[torch.arange(len(losses)), losses.argmin(1)]]
+        return [float(x) for x in self.value.loss]
+
+
+def members(state: Groups, group: int) -> list[ClientId]:
+    """The clients of a group, in the order of their names."""
+    return sorted(client for client, number in state.cluster.items() if number == group)
+
+
+def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
+    """Questions and second opinions while the allowance lasts; looks in a client's first visits and in every fourth."""
+    left = RATE * (state.visits + (1 + DEBT) * len(ids)) - state.extra
+    groups = count(state.models)
+    plan = Plan([], [], [], [])
+    for client in ids:
+        known, question = state.known.get(client), state.question
+        new = client not in state.cluster
+        if groups > 1 and (new or (known is not None and known.unsettled and left >= groups - 1)):
+            plan.choosers.append(client)
+            left -= groups - 1
+        elif question and client in question.part and client not in question.gain and left >= 1:
+            plan.voters.append(client)
+            left -= 1
+        elif known is None or known.visits < FIRST_LOOKS or known.visits % LOOK_EVERY == LOOK_EVERY - 1:
+            plan.lookers.append(client)
+        else:
+            plan.others.append(client)
+    return plan
+
+
+def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
+    """For every voter the mean of its fellows in the whole group, and in its part; its own update is in neither."""
+    assert state.question is not None
+    question, classes = state.question, fed.task.classes if has_classes(fed.task) else 0
+    everyone = members(state, question.group)
+    wholes, parts, shares = [], [], []
+    for client in voters:
+        fellows = [other for other in everyone if other != client]
+        near = [other for other in fellows if question.part.get(other) == question.part[client]]
+        wholes.append(without(state, question.group, fellows))
+        parts.append(without(state, question.group, near))
+        shares.append(torch.stack([shares_of(state, some, classes) for some in (fellows, near)]))
+    return Pair(stack(wholes), stack(parts), torch.stack(shares))
+
+
+def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
+    """FedAvg inside the groups; what is known of the clients that came; their latest updates."""
+    ids = [client for part in came for client in part.ids]
+    groups = [group for part in came for group in part.group]
+    trained, sent = concat([part.value.model for part in came]), concat([part.sent for part in came])
+    size = torch.cat([part.value.size for part in came])
+    cluster = {**state.cluster, **dict(zip(ids, groups, strict=True))}
+    models = combined(rule, trained, size.clamp_min(1e-9), torch.tensor(groups), state.models, sent)
+    known, usual = dict(state.known), _usual_losses(state)
+    for client, loss, samples, group in zip(ids, [x for p in came for x in p.loss], size.tolist(), groups, strict=True):
+        old = known.get(client)
+        strange = old is not None and old.visits >= FIRST_LOOKS
+        strange = strange and loss > MISFIT * max(old.loss, usual.get(group, 0.0))  # type: ignore[union-attr]
+        mean = loss if old is None else loss if not strange and loss < old.loss else (old.loss + loss) / 2
+        mean = old.loss if strange and old is not None else mean
+        known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange)
+    updates = flat_updates(trained, sent)
+    latest = {**state.latest, **{client: updates[i].clone() for i, client in enumerate(ids)}}
+    room = _LATEST // max(updates.shape[1] * updates.element_size(), 1)
+    for client in list(latest)[: max(len(latest) - room, 0)]:
+        del latest[client]
+    visits = state.visits + len(ids)
+    return replace(
+        state, models=models, before=state.models, cluster=cluster, known=known, latest=latest, visits=visits
+    )
+
+
+def looked(state: Groups, came: Came, classes: int) -> Groups:
+    """Directions, label shares and trials of personal models, as some clients have told them."""
+    assert isinstance(came.value, Looked)
+    told = came.value.told
+    shares = told[:, 1 + personal.TRIED :].reshape(len(told), 2, classes)
+    state = with_looks(state, came.ids, came.value.sketch, shares)
+    choices = dict(state.choices)
+    for client, row in zip(came.ids, told[:, 1 : 1 + personal.TRIED], strict=True):
+        choices[client] = personal.remembered(choices, client, row)
+    return replace(state, choices=choices)
+
+
+def voted(state: Groups, came: Came) -> Groups:
+    """The question with some more answers."""
+    assert state.question is not None
+    assert isinstance(came.value, Weighed)
+    question, losses = state.question, came.value.losses.tolist()
+    gain = {client: whole - part for client, (whole, part) in zip(came.ids, losses, strict=True)}
+    before = {client: whole for client, (whole, _) in zip(came.ids, losses, strict=True)}
+    question = replace(question, gain={**question.gain, **gain}, before={**question.before, **before})
+    return replace(state, question=question)
+
+
+def decided(state: Groups, fed: Federation) -> Groups:
+    """Split the group in question, leave it whole, or wait for more answers."""
+    question = state.question
+    if question is None:
+        return state
+    there = set(fed.ids)
+    able = [client for client in question.part if client in there and state.cluster.get(client) == question.group]
+    t, pays = verdict(question, len(able))
+    if pays is None:
+        if fed.round - question.since <= 3 * max(1, round(len(able) / max(len(question.gain), 1))):
+            return state
+        pays = False
+    if not pays:
+        text = (
+            f"group {question.group} stays whole: its {max(question.part.values()) + 1} parts would not pay (t {t:.1f})"
+        )
+        return _told(replace(state, question=None, looks=_forgotten(state, able, keep=True)), fed, text)
+    part = parts_that_pay(question)
+    state = split(state, question.group, part)
+    sizes = sorted(np.bincount(list(part.values())).tolist(), reverse=True)
+    gain = float(np.mean(list(question.gain.values())))
+    text = (
+        f"group {question.group} becomes groups of {', '.join(map(str, sizes))}: directions agree across halves "
+        f"(t {question.evidence:.1f}), and members lose {gain:.3g} less by it (t {t:.1f})"
+    )
+    return _told(replace(state, question=None), fed, text)
+
+
+def split(state: Groups, group: int, part: dict[str, int]) -> Groups:
+    """Part 0 keeps the group's number. Members who have shown nothing yet stay there and are asked when they come."""
+    first = count(state.models)
+    cluster = dict(state.cluster)
+    known = dict(state.known)
+    for client in members(state, group):
+        if client not in part:
+            known[client] = replace(known[client], unsettled=True)
+        elif part[client]:
+            cluster[client] = first + part[client] - 1
+    parts = max(part.values()) + 1
+    fellows = [[client for client in sorted(part) if part[client] == number] for number in range(parts)]
+    new = stack([without(state, group, some) for some in fellows])
+    old = take(state.models, torch.arange(first))
+    models = {name: torch.cat([t, new[name][1:]]) for name, t in old.items()}
+    for name, tensor in models.items():
+        tensor[group] = new[name][0]
+    before = {
+        name: torch.cat([t, t[group : group + 1].expand(parts - 1, *t.shape[1:])]) for name, t in state.before.items()
+    }
+    centre = torch.cat([state.centre, torch.zeros(parts - 1, *state.centre.shape[1:])])
+    centre[group] = 0.0
+    weight = [*state.weight, *[0.0] * (parts - 1)]
+    weight[group] = 0.0
+    looks = _forgotten(state, list(part), keep=False)
+    return replace(
+        state, models=models, before=before, cluster=cluster, known=known, centre=centre, weight=weight, looks=looks
+    )
+
+
+def asked(state: Groups, fed: Federation, seen: Sequence[ClientId]) -> Groups:
+    """A new question, if the looks of a group some of whose members have just been seen support a partition of it."""
+    if state.question is not None:
+        return state
+    best: Question | None = None
+    for group in sorted({state.cluster[client] for client in seen}):
+        there = [client for client in members(state, group) if client in set(fed.ids)]
+        unmet = [client for client in fed.ids if client not in state.cluster] if count(state.models) == 1 else []
+        shown = [client for client in there if client in state.looks and state.looks[client].count]
+        total = sum(state.looks[client].count for client in shown)
+        if len(shown) < _COVER * (len(there) + len(unmet)) or total < _LOOKS * len(shown):
+            continue
+        found = propose(state.looks, shown)
+        if found and found.evidence >= ASK and (best is None or found.evidence > best.evidence):
+            best = Question(group, found.part, {}, {}, found.evidence, fed.round)
+    if best is None:
+        return state
+    number = max(best.part.values()) + 1
+    text = f"the looks propose {number} parts of group {best.group} (t {best.evidence:.1f}); its members are asked"
+    return _told(replace(state, question=best), fed, text)
+
+
+def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
+    """Say who went where, and let those who fit nowhere found a group."""
+    usual, strangers = _usual_losses(old), []
+    for client, group, loss in zip(came.ids, came.group, came.loss, strict=True):
+        before = old.cluster.get(client)
+        known = old.known.get(client)
+        limit = MISFIT * max(known.loss if known else 0.0, usual.get(group, 0.0))
+        if loss > limit > 0:
+            strangers.append(client)
+        elif before is None:
+            state = _told(state, fed, f"{client} is new and joins group {group}")
+        elif before != group:
+            state = _told(
+                state, fed, f"{client} moves from group {before} to group {group}, whose model fits it better"
+            )
+    if len(strangers) < 2:
+        return state
+    rows = torch.tensor([came.ids.index(client) for client in strangers])
+    size = came.value.size[rows]
+    made = combined("mean", take(came.value.model, rows), size, torch.zeros(len(rows), dtype=torch.int64), {
+        name: t[:1] for name, t in state.models.items()
+    })  # fmt: skip
+    new = count(state.models)
+    state = replace(
+        state,
+        models=concat([state.models, made]),
+        before=concat([state.before, made]),
+        centre=torch.cat([state.centre, torch.zeros(1, *state.centre.shape[1:])]),
+        weight=[*state.weight, 0.0],
+        cluster={**state.cluster, **dict.fromkeys(strangers, new)},
+    )
+    return _told(state, fed, f"{', '.join(strangers)} fit no group and found group {new}")
+
+
+def _usual_losses(state: Groups) -> dict[int, float]:
+    """The median loss on arrival of each group's members."""
+    losses: dict[int, list[float]] = {}
+    for client, group in state.cluster.items():
+        losses.setdefault(group, []).append(state.known[client].loss)
+    return {group: float(np.median(values)) for group, values in losses.items()}
+
+
+def _forgotten(state: Groups, clients: Sequence[ClientId], *, keep: bool) -> dict[str, Look]:
+    """Looks whose count begins again; their directions are kept where the group they were seen in stays."""
+    looks = dict(state.looks)
+    for client in clients:
+        if client in looks:
+            old = looks[client]
+            looks[client] = Look(old.sketch if keep else torch.zeros_like(old.sketch), old.shares, 0)
+    return looks
+
+
+def _told(state: Groups, fed: Federation, text: str) -> Groups:
+    fed.note(f"auto, round {fed.round + 1}: {text}")
+    return replace(state, events=[*state.events, Event(fed.round, text)])
+
+
+def shares_by_group(state: Groups, classes: int) -> Tensor:
+    """q(y) of every group's model, [K, classes]."""
+    return torch.stack([shares_of(state, members(state, group), classes) for group in range(count(state.models))])
+
+
+def admitted(
+    state: Groups, fed: Federation, new: Sequence[ClientId], find: Callable[[Cohort, Sent], Choice], classes: int
+) -> Groups:
+    """The state with newcomers in the groups whose models fit them best; with one group there is nothing to find."""
+    unmet = [client for client in new if client not in state.cluster]
+    if count(state.models) == 1 or not unmet:
+        return state
+    replies = fed.ask(find, unmet, same=Sent(state.models, shares_by_group(state, classes)))
+    if replies.value is None:
+        return state
+    chosen = dict(zip(replies.ids, replies.value.cluster.tolist(), strict=True))
+    return replace(state, cluster={**state.cluster, **chosen}, extra=state.extra + count(state.models) * len(unmet))

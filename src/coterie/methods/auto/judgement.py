@@ -1,0 +1,106 @@
+"""Do groups pay? The loss of every client under the mean of its fellow members' models, its own left out (ours).
+
+No validation part is needed, since a client's own update is not in what it judges. Losses are taken under the client's
+own label prior: with logits + log p_i(y) - log q(y), where p_i are its label shares and q those of the model's makers.
+Otherwise clients with like labels would look like a group: they fit each other's prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from coterie.core.evaluation import probabilities, score
+from coterie.core.samples import ClientId, Samples
+from coterie.core.states import Stack, State, count, row, stack, unflat
+from coterie.core.task import Task
+from coterie.methods.auto.messages import Groups, Question
+
+_LEAST_SHARE = 1e-2  # a class that a client has not met may still come
+SURE = 3.0
+"""The t that a gain must have, over the clients that have answered."""
+_WORTH = 0.01
+"""... and the share of the loss that it must be."""
+_FEWEST = 4
+
+
+def has_classes(task: Task) -> bool:
+    """Whether targets are classes; otherwise there is no label prior to take out."""
+    return task.loss == "cross_entropy" and task.classes > 1
+
+
+def label_shares(task: Task, samples: Samples) -> Tensor:
+    """p_i(y), [classes]; uniform for no samples, and empty where there are no classes."""
+    if not has_classes(task):
+        return torch.zeros(0)
+    counts = torch.bincount(samples.y.flatten(), minlength=task.classes).float()
+    return counts / counts.sum() if len(samples) else torch.full_like(counts, 1 / task.classes)
+
+
+def losses_under_prior(task: Task, models: Stack, makers: Tensor, samples: Samples, own: Tensor) -> Tensor:
+    """The loss of some models [K] on a client's samples, with its label shares `own` in place of their makers'."""
+    if not has_classes(task) or not len(samples) or samples.side is not None:
+        return score(task, models, samples).loss
+    shift = torch.log(own.double() + _LEAST_SHARE) - torch.log(makers.double() + _LEAST_SHARE)
+    found = probabilities(task, models, task.inputs(samples.x)).double()
+    if found.dim() != 3 or found.shape[-1] != task.classes:  # more outputs than classes, or an output per pixel
+        return score(task, models, samples).loss
+    logits = torch.log(found.clamp_min(1e-12)) + shift[:, None]
+    return torch.stack([F.cross_entropy(each, samples.y.flatten()) for each in logits])
+
+
+def shares_of(state: Groups, clients: Sequence[ClientId], classes: int) -> Tensor:
+    """q(y) of what these clients make together: their label shares, weighed by their samples."""
+    told = [(state.looks[i].shares.mean(0), state.known[i].size) for i in clients if i in state.looks]
+    if not told or not classes:
+        return torch.full((classes,), 1 / max(classes, 1))
+    weight = torch.tensor([size for _, size in told]).float().clamp_min(1e-9)
+    return (torch.stack([share for share, _ in told]) * weight[:, None]).sum(0) / weight.sum()
+
+
+def without(state: Groups, group: int, fellows: Sequence[ClientId]) -> State:
+    """The model that these clients would have made of the group's last one: by their latest updates, however old."""
+    base = row(state.before, group)
+    known = [client for client in fellows if client in state.latest]
+    if not known:
+        return row(state.models, group)
+    weight = torch.tensor([max(state.known[client].size, 1e-9) for client in known], dtype=torch.float64)
+    change = (torch.stack([state.latest[i] for i in known]).double() * (weight / weight.sum())[:, None]).sum(0)
+    origin = stack([base])
+    moved = {name: tensor for name, tensor in origin.items() if tensor.is_floating_point()}
+    wide = unflat(change[None], moved)
+    return {name: (t + wide[name].to(t.dtype) if name in wide else t)[0] for name, t in origin.items()}
+
+
+def flat_updates(trained: Stack, sent: Stack) -> Tensor:
+    """What clients changed, [C, D]: all floating-point entries, running means of BatchNorm too."""
+    rows = count(trained)
+    parts = [(t - sent[name]).reshape(rows, -1) for name, t in trained.items() if t.is_floating_point()]
+    return torch.cat(parts, dim=1)
+
+
+def verdict(question: Question, members: int) -> tuple[float, bool | None]:
+    """The t of the clients' gains so far, and the decision: None while too few have answered."""
+    gains = np.array([question.gain[client] for client in sorted(question.gain)])
+    if len(gains) < _FEWEST:
+        return 0.0, None
+    before = float(np.mean([question.before[client] for client in sorted(question.gain)]))
+    t = float(gains.mean()) / max(float(gains.std(ddof=1)) / np.sqrt(len(gains)), 1e-12)
+    pays = t > SURE and float(gains.mean()) > _WORTH * before
+    if len(gains) >= 0.6 * members or (len(gains) >= 8 and pays and t > 2 * SURE):
+        return t, pays
+    return t, None
+
+
+def parts_that_pay(question: Question) -> dict[str, int]:
+    """The accepted partition: parts whose own members do not gain stay together as the rest, part 0."""
+    gains: dict[int, list[float]] = {}
+    for client, part in question.part.items():
+        gains.setdefault(part, []).extend([question.gain[client]] if client in question.gain else [])
+    paying = [part for part in sorted(gains) if not gains[part] or float(np.mean(gains[part])) > 0]
+    number = {part: place for place, part in enumerate(paying, start=0 if len(paying) == len(gains) else 1)}
+    return {client: number.get(part, 0) for client, part in question.part.items()}

@@ -1,0 +1,136 @@
+"""What auto keeps between rounds, and what passes between its server and its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from coterie.core.states import Stack
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a client has shown in its looks: per half of its data the summed directions, [2, blocks, width].
+
+    `shares` [2, classes] are the label shares of the halves, `count` the looks since the client's group was last asked.
+    """
+
+    sketch: Tensor
+    shares: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the server knows of a client: its visits, its samples, and its loss on arrival (a running mean)."""
+
+    visits: int
+    size: float
+    loss: float
+    unsettled: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A partition of one group that its members are judging.
+
+    `part` is the part that each member would be in, `gain` what those who have answered gained by it (in loss),
+    `before` their loss in the whole group. `evidence` is the t of the directions, `since` the round of the question.
+    """
+
+    group: int
+    part: dict[str, int]
+    gain: dict[str, float]
+    before: dict[str, float]
+    evidence: float
+    since: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to the groups, in one sentence."""
+
+    round: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups so far. Each client that has been met is in exactly one.
+
+    `before` holds the groups' models before the last round, `latest` every client's latest update of its group's model,
+    `centre` [K, blocks, width] the running mean of all directions in a group and `weight` how many made it.
+    `choices` is what each client's own data say about its model (`personal`). `visits` and `extra` count the downloads
+    of one model that every participant has, and those beyond it.
+    """
+
+    models: Stack
+    before: Stack
+    cluster: dict[str, int]
+    known: dict[str, Known]
+    looks: dict[str, Look]
+    latest: dict[str, Tensor]
+    centre: Tensor
+    weight: list[float]
+    choices: dict[str, Tensor]
+    question: Question | None = None
+    visits: int = 0
+    extra: int = 0
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A group's model, and the label shares of those who made it."""
+
+    models: Stack
+    shares: Tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models of a client's fellows: in the whole group, and in the part proposed; `shares` [C, 2, classes]."""
+
+    whole: Stack
+    part: Stack
+    shares: Tensor
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A client's answer to "train this": its model, its samples, and the loss of the model that it was sent."""
+
+    model: Stack
+    size: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The same after a look: also the directions of its two halves, [C, 2, blocks, width], and `told` [C, m].
+
+    That is the loss on arrival, then what the halves say of personal models (`personal`), then their label shares.
+    """
+
+    model: Stack
+    size: Tensor
+    sketch: Tensor
+    told: Tensor
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A client's model after training, and its losses of all the models that it was sent, [C, m]."""
+
+    model: Stack
+    size: Tensor
+    losses: Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The model that a client would use now, and how it is made personal (`personal`), [C]."""
+
+    models: Stack
+    choice: Tensor

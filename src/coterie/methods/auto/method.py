@@ -1,0 +1,197 @@
+"""auto: groups are found while FedAvg trains, and only where they pay (ours).
+
+Every participant downloads one model and uploads one, as in FedAvg. All begin in one group.
+
+1. **Looks.** In some of its visits a client trains on two halves of its data apart and sends the mean of both models
+   (`looks`). Sketches of the two updates tell its direction twice, with independent noise.
+2. **Proposals.** Partitions found from one half are judged by the other (`proposals`). Nothing is proposed by chance.
+3. **Judgement.** The members of a group that might be split are sent a second model once: each compares the mean of its
+   fellows in the whole group with that of its fellows in its part, its own update left out of both and its own label
+   prior taken out (`judgement`). The group is split only if its members gain.
+4. **Second opinions.** A client that no longer fits, or that is new, is sent the other groups' models as well and
+   goes where its loss is least. Those that fit nowhere found a group.
+5. **Personal models.** Each client uses its group's model as it is or fine-tuned, by what its looks have shown of
+   either on the half that was not trained on (`personal`).
+
+Extra downloads are paid from an allowance, so that a run costs at most 1.1 times FedAvg's bytes (`_affordable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate
+from coterie.core.federation import Federation, Replies, on_client
+from coterie.core.panels import Panel
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack, count, stack, take
+from coterie.core.training import local_sgd
+from coterie.methods.auto import groups, personal
+from coterie.methods.auto.judgement import has_classes, label_shares, losses_under_prior
+from coterie.methods.auto.looks import BLOCKS, halves, sketches, width
+from coterie.methods.auto.messages import Groups, Looked, Pair, Prepared, Sent, Visit, Weighed
+from coterie.methods.auto.panels import group_panels
+from coterie.methods.base import Assessment, Log, Models
+from coterie.methods.clustered import Choice, ServesClusters, cluster_sizes
+
+
+@dataclass(frozen=True)
+class Auto(ServesClusters[Groups]):
+    """It has no settings of its own: what it does is decided by what the clients show."""
+
+    name: ClassVar[str] = "auto"
+    title: ClassVar[str] = "auto (ours)"
+    paper: ClassVar[str] = "ours: looks from two halves propose groups, held-out benefit decides"
+    summary: ClassVar[str] = "finds groups where they pay, at FedAvg's price; nothing to set"
+    state_type: ClassVar[type[Groups]] = Groups
+
+    def init(self, fed: Federation) -> Groups:
+        """Everybody in one group."""
+        models = stack([fed.task.init(fed.seed)])
+        return Groups(models, models, {}, {}, {}, {}, torch.zeros(1, BLOCKS, width(fed.task)), [0.0], {})
+
+    def step(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
+        """One round: every participant votes, chooses, looks or just trains; then the models, then the groups."""
+        plan = groups.planned(state, fed.sample(self.fraction))
+        shares = groups.shares_by_group(state, self._classes(fed))
+        looked = self._visited(state, fed, self.look, plan.lookers, Sent(state.models, shares))
+        trained = self._visited(state, fed, self.train, plan.others, Models(state.models))
+        voted = self._voted(state, fed, plan.voters)
+        chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares))
+        came = [some for some in (looked, trained, voted, chose) if some is not None]
+        if not came:
+            return state, {}
+        extra = len(plan.voters) + (count(state.models) - 1) * len(plan.choosers)
+        new = replace(groups.averaged(state, came, self.aggregate), extra=state.extra + extra)
+        new = groups.looked(new, looked, self._classes(fed)) if looked else new
+        new = groups.moved(new, state, chose, fed) if chose else new
+        new = groups.decided(groups.voted(new, voted) if voted else new, fed)
+        new = groups.asked(new, fed, looked.ids) if looked else new
+        sizes = cluster_sizes(torch.tensor(list(new.cluster.values())), count(new.models))
+        moves = sum(state.cluster.get(client, group) != group for client, group in new.cluster.items())
+        return new, {"sizes": sizes, "moved": moves, "extra_downloads": new.extra}
+
+    def _classes(self, fed: Federation) -> int:
+        return fed.task.classes if has_classes(fed.task) else 0
+
+    def _visited(
+        self, state: Groups, fed: Federation, ask: Callable[[Cohort, Any], Any], ids: Sequence[ClientId], message: Any
+    ) -> groups.Came | None:
+        """Clients that train the model of their group; one that is met for the first time is in group 0."""
+        if not ids:
+            return None
+        replies = fed.ask(ask, ids, each=message, rows=[state.cluster.get(client, 0) for client in ids])
+        group = [state.cluster.get(client, 0) for client in replies.ids]
+        return self._came(fed, replies, take(state.models, torch.tensor(group, dtype=torch.int64)), group)
+
+    def _voted(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> groups.Came | None:
+        """Clients that compare two models of their fellows; they train that of the whole group."""
+        if not ids:
+            return None
+        pairs = groups.pairs(state, fed, ids)
+        replies = fed.ask(self.compare, ids, each=pairs)
+        rows = torch.tensor([list(ids).index(client) for client in replies.ids], dtype=torch.int64)
+        return self._came(fed, replies, take(pairs.whole, rows), [state.cluster[client] for client in replies.ids])
+
+    def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], message: Sent) -> groups.Came | None:
+        """Clients that are sent the models of all groups and train the one that fits them best."""
+        if not ids:
+            return None
+        replies = fed.ask(self.choose, ids, same=message)
+        if replies.value is None:
+            return None
+        group = replies.value.losses.argmin(1)
+        return self._came(fed, replies, take(state.models, group), group.tolist())
+
+    def _came(self, fed: Federation, replies: Replies[Any], sent: Stack, group: list[int]) -> groups.Came | None:
+        place = {client: number for number, client in enumerate(replies.ids)}
+        good = self.usable(fed, replies, sent)
+        if good.value is None:
+            return None
+        rows = [place[client] for client in good.ids]
+        return groups.Came(good.ids, good.value, take(sent, torch.tensor(rows)), [group[row] for row in rows])
+
+    @on_client("models", "scores")
+    def train(self, c: Cohort, sent: Models) -> Visit:
+        """On the client: local training from the model of the own group."""
+        loss = evaluate(c, sent.models, "train").loss
+        return Visit(local_sgd(c, sent.models, self.opt), c.size, loss)
+
+    @on_client("models", "scores", "labels")
+    def look(self, c: Cohort, sent: Sent) -> Looked:
+        """On the client: train on either half of the data, try each result on the other half, send the mean of both."""
+        one, other = halves(c)
+        first = local_sgd(one, sent.models, self.opt, purpose="first half")
+        second = local_sgd(other, sent.models, self.opt, purpose="second half")
+        sketch = torch.stack([sketches(c.task, half, sent.models, c.seed) for half in (first, second)], 1)
+        told = [
+            evaluate(c, sent.models, "train").loss[:, None],
+            personal.tried(c, sent.models, sent.shares, one, first, other, self.opt),
+            personal.tried(c, sent.models, sent.shares, other, second, one, self.opt),
+            *(torch.stack([label_shares(c.task, d.train) for d in half.data]) for half in (one, other)),
+        ]
+        mean = {name: _middle(tensor, second[name]) for name, tensor in first.items()}
+        return Looked(mean, c.size, sketch.half(), torch.cat([part.float() for part in told], 1))
+
+    @on_client("models", "scores")
+    def compare(self, c: Cohort, sent: Pair) -> Weighed:
+        """On the client: the losses of both models under the own label prior; then train that of the whole group."""
+        pair = {name: torch.stack([tensor, sent.part[name]], 1) for name, tensor in sent.whole.items()}
+        losses = [
+            losses_under_prior(c.task, _of(pair, i), sent.shares[i], d.train, label_shares(c.task, d.train))
+            for i, d in enumerate(c.data)
+        ]
+        return Weighed(local_sgd(c, sent.whole, self.opt), c.size, torch.stack(losses))
+
+    @on_client("models", "scores")
+    def choose(self, c: Cohort, sent: Sent) -> Weighed:
+        """On the client: the losses of all groups' models under the own label prior; then train the best."""
+        losses = self._losses(c, sent)
+        return Weighed(local_sgd(c, take(sent.models, losses.argmin(1)), self.opt), c.size, losses)
+
+    @on_client("scores")
+    def find(self, c: Cohort, sent: Sent) -> Choice:
+        """On the client: only choose."""
+        return Choice(self._losses(c, sent).argmin(1))
+
+    def _losses(self, c: Cohort, sent: Sent) -> torch.Tensor:
+        own = [label_shares(c.task, client.train) for client in c.data]
+        each = [
+            losses_under_prior(c.task, sent.models, sent.shares, d.train, p) for d, p in zip(c.data, own, strict=True)
+        ]
+        return torch.stack(each)
+
+    def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
+        """Newcomers are served at once, by the group whose model fits them best; their first visit is as anybody's."""
+        return groups.admitted(state, fed, new, self.find, self._classes(fed))
+
+    def assess(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+        """Clients judge their personal models: made of their group's, as their looks and all others' say."""
+        stack_, rows = self.model_for(state, ids)
+        choice = torch.tensor(personal.chosen(state.choices, ids))
+        message = Prepared(take(stack_, torch.tensor(rows)), choice)
+        return fed.ask(self.judge_personal, ids, each=message, purpose="evaluation")
+
+    @on_client("scores")
+    def judge_personal(self, c: Cohort, sent: Prepared) -> Assessment:
+        """On the client: its personal model on its own test part."""
+        scores = evaluate(c, personal.made(c, sent.models, sent.choice, self.opt))
+        return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
+
+    def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
+        """The groups, how they came about, and what clients use."""
+        return group_panels(state, ids)
+
+
+def _middle(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The mean of two models' entries; counters of BatchNorm are whole numbers."""
+    return (one + other) / 2 if one.is_floating_point() else (one + other) // 2
+
+
+def _of(stacked: Stack, client: int) -> Stack:
+    return {name: tensor[client] for name, tensor in stacked.items()}
