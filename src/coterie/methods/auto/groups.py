@@ -30,10 +30,10 @@ from coterie.methods.clustered import Choice
 
 RATE, DEBT = 0.12, 7.0
 """Extra downloads: this share of all visits, that of so many rounds in advance; 8 % of FedAvg's bytes in 20 rounds."""
-FIRST_LOOKS, LOOK_EVERY = 3, 4
-ASK = 4.0
-"""The t of the looks from which members are asked."""
-_LOOKS, _COVER = 2.0, 0.6
+FIRST_LOOKS, LOOK_EVERY = 5, 4
+ASK = 1.5
+"""The t of the looks from which members are asked (without groups it is about -5); more while there are few looks."""
+_LOOKS, _MANY, _COVER = 2.0, 3.5, 0.6
 MISFIT = 2.0
 """A client whose loss on arrival is so many times what it was, and what its fellows have, no longer fits."""
 _LATEST = 1 << 28  # bytes of updates that the server keeps
@@ -88,11 +88,16 @@ def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
         elif question and client in question.part and client not in question.gain and left >= 1:
             plan.voters.append(client)
             left -= 1
-        elif known is None or known.visits < FIRST_LOOKS or known.visits % LOOK_EVERY == LOOK_EVERY - 1:
+        elif _looks(state.looks.get(client), known):
             plan.lookers.append(client)
         else:
             plan.others.append(client)
     return plan
+
+
+def _looks(look: Look | None, known: Known | None) -> bool:
+    """Whether a client looks at this visit: until its group can be asked, and now and then."""
+    return known is None or look is None or look.count < FIRST_LOOKS or known.visits % LOOK_EVERY == LOOK_EVERY - 1
 
 
 def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
@@ -142,7 +147,7 @@ def looked(state: Groups, came: Came, classes: int) -> Groups:
     assert isinstance(came.value, Looked)
     told = came.value.told
     shares = told[:, 1 + personal.TRIED :].reshape(len(told), 2, classes)
-    state = with_looks(state, came.ids, came.value.sketch, shares)
+    state = with_looks(state, came.ids, came.value.sketch, shares, came.loss)
     choices = dict(state.choices)
     for client, row in zip(came.ids, told[:, 1 : 1 + personal.TRIED], strict=True):
         choices[client] = personal.remembered(choices, client, row)
@@ -176,7 +181,7 @@ def decided(state: Groups, fed: Federation) -> Groups:
         text = (
             f"group {question.group} stays whole: its {max(question.part.values()) + 1} parts would not pay (t {t:.1f})"
         )
-        return _told(replace(state, question=None, looks=_forgotten(state, able, keep=True)), fed, text)
+        return _told(replace(state, question=None, looks=_forgotten(state, able)), fed, text)
     part = parts_that_pay(question)
     state = split(state, question.group, part)
     sizes = sorted(np.bincount(list(part.values())).tolist(), reverse=True)
@@ -194,7 +199,7 @@ def split(state: Groups, group: int, part: dict[str, int]) -> Groups:
     cluster = dict(state.cluster)
     known = dict(state.known)
     for client in members(state, group):
-        if client not in part:
+        if client not in part and client in known:
             known[client] = replace(known[client], unsettled=True)
         elif part[client]:
             cluster[client] = first + part[client] - 1
@@ -212,7 +217,7 @@ def split(state: Groups, group: int, part: dict[str, int]) -> Groups:
     centre[group] = 0.0
     weight = [*state.weight, *[0.0] * (parts - 1)]
     weight[group] = 0.0
-    looks = _forgotten(state, list(part), keep=False)
+    looks = _forgotten(state, list(part))
     return replace(
         state, models=models, before=before, cluster=cluster, known=known, centre=centre, weight=weight, looks=looks
     )
@@ -231,7 +236,8 @@ def asked(state: Groups, fed: Federation, seen: Sequence[ClientId]) -> Groups:
         if len(shown) < _COVER * (len(there) + len(unmet)) or total < _LOOKS * len(shown):
             continue
         found = propose(state.looks, shown)
-        if found and found.evidence >= ASK and (best is None or found.evidence > best.evidence):
+        sure = ASK if total >= _MANY * len(shown) else 4 * ASK
+        if found and found.evidence >= sure and (best is None or found.evidence > best.evidence):
             best = Question(group, found.part, {}, {}, found.evidence, fed.round)
     if best is None:
         return state
@@ -278,17 +284,17 @@ def _usual_losses(state: Groups) -> dict[int, float]:
     """The median loss on arrival of each group's members."""
     losses: dict[int, list[float]] = {}
     for client, group in state.cluster.items():
-        losses.setdefault(group, []).append(state.known[client].loss)
+        if client in state.known:
+            losses.setdefault(group, []).append(state.known[client].loss)
     return {group: float(np.median(values)) for group, values in losses.items()}
 
 
-def _forgotten(state: Groups, clients: Sequence[ClientId], *, keep: bool) -> dict[str, Look]:
-    """Looks whose count begins again; their directions are kept where the group they were seen in stays."""
+def _forgotten(state: Groups, clients: Sequence[ClientId]) -> dict[str, Look]:
+    """Looks whose count begins again: what they have shown so far has been asked."""
     looks = dict(state.looks)
     for client in clients:
         if client in looks:
-            old = looks[client]
-            looks[client] = Look(old.sketch if keep else torch.zeros_like(old.sketch), old.shares, 0)
+            looks[client] = replace(looks[client], count=0)
     return looks
 
 

@@ -21,6 +21,7 @@ from coterie.core.task import Task
 from coterie.methods.auto.messages import Groups, Question
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
+_PSEUDO = 10.0
 SURE = 3.0
 """The t that a gain must have, over the clients that have answered."""
 _WORTH = 0.01
@@ -41,11 +42,16 @@ def label_shares(task: Task, samples: Samples) -> Tensor:
     return counts / counts.sum() if len(samples) else torch.full_like(counts, 1 / task.classes)
 
 
-def losses_under_prior(task: Task, models: Stack, makers: Tensor, samples: Samples, own: Tensor) -> Tensor:
-    """The loss of some models [K] on a client's samples, with its label shares `own` in place of their makers'."""
+def losses_under_prior(task: Task, models: Stack, makers: Tensor, samples: Samples, own: Samples) -> Tensor:
+    """The loss of some models [K] on a client's samples, with the label shares of `own` samples in place of `makers`.
+
+    Few samples say little of their client's shares, so these begin at the makers' [K, classes] (`_PSEUDO` samples).
+    """
     if not has_classes(task) or not len(samples) or samples.side is not None:
         return score(task, models, samples).loss
-    shift = torch.log(own.double() + _LEAST_SHARE) - torch.log(makers.double() + _LEAST_SHARE)
+    counts = torch.bincount(own.y.flatten(), minlength=task.classes).double()
+    shares = (counts + _PSEUDO * makers.double()) / (len(own) + _PSEUDO)
+    shift = torch.log(shares + _LEAST_SHARE) - torch.log(makers.double() + _LEAST_SHARE)
     found = probabilities(task, models, task.inputs(samples.x)).double()
     if found.dim() != 3 or found.shape[-1] != task.classes:  # more outputs than classes, or an output per pixel
         return score(task, models, samples).loss

@@ -24,7 +24,7 @@ from coterie.methods.auto.messages import Groups, Look
 
 BLOCKS = 3
 """The first fully connected layer, the other layers but the last, and the last."""
-_MEMORY = 0.8  # what a client's earlier looks still count
+_FORGOTTEN = 0.2  # of a client's earlier looks, with each new one
 _ENOUGH = 8  # so many directions make a first mean to centre on
 _WIDTHS = ((200_000, 256), (20_000, 192), (0, 128))  # the more parameters, the more numbers a sketch may have
 
@@ -74,11 +74,15 @@ def blocks(task: Task) -> tuple[list[str], list[str], list[str]]:
     return first, [name for name in inner if name not in first], last
 
 
-def with_looks(state: Groups, ids: Sequence[ClientId], directions: Tensor, shares: Tensor) -> Groups:
+def with_looks(
+    state: Groups, ids: Sequence[ClientId], directions: Tensor, shares: Tensor, losses: Sequence[float]
+) -> Groups:
     """The state after some looks: directions [n, 2, blocks, width], each less the running mean of its group.
 
     The mean is of the last directions of as many visits as the group has members: where few come, two alone would
     always point away from each other. Until it is made of enough of them, looks only go into the mean.
+    A model that fits a client already is pulled nowhere in particular. So a look counts by the loss that is left of the
+    first one's, and earlier looks are forgotten only as fast as new ones count.
     """
     centre, weight, looks = state.centre.clone(), list(state.weight), dict(state.looks)
     groups = np.array([state.cluster[client] for client in ids])
@@ -93,6 +97,8 @@ def with_looks(state: Groups, ids: Sequence[ClientId], directions: Tensor, share
             continue
         for row, apart in zip(rows.tolist(), F.normalize(own - centre[group], dim=-1), strict=True):
             old = looks.get(ids[row])
-            summed = apart if old is None else _MEMORY * old.sketch + apart
-            looks[ids[row]] = Look(summed, shares[row].float(), 1 if old is None else old.count + 1)
+            first = losses[row] if old is None else old.loss
+            counts = min(losses[row] / first, 1.0) if first > 0 else 1.0
+            summed = apart if old is None else (1 - _FORGOTTEN * counts) * old.sketch + counts * apart
+            looks[ids[row]] = Look(summed, shares[row].float(), 1 if old is None else old.count + 1, first)
     return replace(state, centre=centre, weight=weight, looks=looks)

@@ -13,12 +13,14 @@ from coterie.core.states import Stack
 class Look:
     """What a client has shown in its looks: per half of its data the summed directions, [2, blocks, width].
 
-    `shares` [2, classes] are the label shares of the halves, `count` the looks since the client's group was last asked.
+    `shares` [2, classes] are the label shares of the halves, `count` the looks since the client's group was last asked,
+    `loss` the client's loss on arrival at its first look.
     """
 
     sketch: Tensor
     shares: Tensor
     count: int
+    loss: float
 
 
 @dataclass(frozen=True)

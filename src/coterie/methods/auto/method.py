@@ -143,8 +143,7 @@ class Auto(ServesClusters[Groups]):
         """On the client: the losses of both models under the own label prior; then train that of the whole group."""
         pair = {name: torch.stack([tensor, sent.part[name]], 1) for name, tensor in sent.whole.items()}
         losses = [
-            losses_under_prior(c.task, _of(pair, i), sent.shares[i], d.train, label_shares(c.task, d.train))
-            for i, d in enumerate(c.data)
+            losses_under_prior(c.task, _of(pair, i), sent.shares[i], d.train, d.train) for i, d in enumerate(c.data)
         ]
         return Weighed(local_sgd(c, sent.whole, self.opt), c.size, torch.stack(losses))
 
@@ -160,11 +159,8 @@ class Auto(ServesClusters[Groups]):
         return Choice(self._losses(c, sent).argmin(1))
 
     def _losses(self, c: Cohort, sent: Sent) -> torch.Tensor:
-        own = [label_shares(c.task, client.train) for client in c.data]
-        each = [
-            losses_under_prior(c.task, sent.models, sent.shares, d.train, p) for d, p in zip(c.data, own, strict=True)
-        ]
-        return torch.stack(each)
+        own = [client.train for client in c.data]
+        return torch.stack([losses_under_prior(c.task, sent.models, sent.shares, each, each) for each in own])
 
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
         """Newcomers are served at once, by the group whose model fits them best; their first visit is as anybody's."""

@@ -20,7 +20,7 @@ from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack
 from coterie.core.training import local_sgd
-from coterie.methods.auto.judgement import label_shares, losses_under_prior
+from coterie.methods.auto.judgement import losses_under_prior
 
 CHOICES = ("as it is", "fine-tuned gently", "fine-tuned")
 TRIED = 2 * len(CHOICES)
@@ -41,10 +41,10 @@ def tried(
     soft = local_sgd(half, sent, gently(opt, c.round))
     found = []
     for index, client in enumerate(other.data):
-        own = label_shares(c.task, half.data[index].train)
         as_sent, *tuned = ({name: t[index : index + 1] for name, t in m.items()} for m in (sent, soft, trained))
-        plain = losses_under_prior(c.task, as_sent, makers[index][None], client.train, own)
-        found.append(torch.cat([plain, *(score(c.task, each, client.train).loss for each in tuned)]))
+        own = losses_under_prior(c.task, as_sent, makers[index][None], client.train, half.data[index].train)
+        plain, *others = (score(c.task, each, client.train).loss for each in (as_sent, *tuned))
+        found.append(torch.cat([torch.minimum(plain, own), *others]))
     return torch.stack(found)
 
 
