@@ -7,6 +7,7 @@ Otherwise clients with like labels would look like a group: they fit each other'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,7 +96,7 @@ def verdict(question: Question, members: int) -> tuple[float, bool | None]:
     if len(gains) < _FEWEST:
         return 0.0, None
     before = float(np.mean([question.before[client] for client in sorted(question.gain)]))
-    t = float(gains.mean()) / max(float(gains.std(ddof=1)) / np.sqrt(len(gains)), 1e-12)
+    t = float(gains.mean()) / max(float(gains.std(ddof=1)) / math.sqrt(len(gains)), 1e-12)
     pays = t > SURE and float(gains.mean()) > _WORTH * before
     if len(gains) >= 0.6 * members or (len(gains) >= 8 and pays and t > 2 * SURE):
         return t, pays
