@@ -41,7 +41,16 @@ if TYPE_CHECKING:
     )
     from coterie.core.task import Task
     from coterie.core.training import local_sgd
-    from coterie.data import Drift, Population, build, from_arrays, from_datasets, from_path
+    from coterie.data import (
+        Drift,
+        Population,
+        build,
+        from_arrays,
+        from_datasets,
+        from_frames,
+        from_path,
+        from_table,
+    )
     from coterie.methods import METHODS, Method, method
     from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
     from coterie.methods.clustered import ClusterMethod, Clusters
@@ -91,7 +100,9 @@ __all__ = [
     "flat",
     "from_arrays",
     "from_datasets",
+    "from_frames",
     "from_path",
+    "from_table",
     "group_means",
     "load_model",
     "local_sgd",
@@ -109,7 +120,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "coterie.data": ("Drift", "Population", "build", "from_arrays", "from_datasets", "from_path"),
+    "coterie.data": (
+        "Drift",
+        "Population",
+        "build",
+        "from_arrays",
+        "from_datasets",
+        "from_frames",
+        "from_path",
+        "from_table",
+    ),
     "coterie.simulation.faults": ("Faults",),
     "coterie.simulation.simulator": ("EngineOptions",),
     "coterie.core.errors": ("CoterieError",),

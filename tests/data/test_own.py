@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from coterie import run
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
-from coterie.data import LazyPopulation, Normalise, OwnPopulation, Population, from_arrays, from_datasets, from_path
-from coterie.data.own import from_file
+from coterie.data import Normalise, OwnPopulation, Population, from_arrays, from_datasets, from_path
+from coterie.data.folders import from_file
 from coterie.methods import METHODS
 from coterie.runs.config import ScenarioConfig
 from coterie.runs.experiment import population_of
@@ -290,7 +290,6 @@ def test_bad_npz(tmp_path: Path) -> None:
 def test_leaf_folder(tmp_path: Path) -> None:
     tiny.write_writers(tmp_path)
     population = from_path(tmp_path / "mnist-writers", image_size=14)
-    assert isinstance(population, LazyPopulation)
     assert population.shape == (1, 14, 14)
     assert len(population.ids) == 5
     assert population.normalise.scale == 1 / 255
@@ -314,7 +313,7 @@ def test_image_folder(tmp_path: Path) -> None:
     tiny.write_pacs(tmp_path)
     population = from_path(tmp_path / "pacs" / "PACS", validation=0.1)
     assert tuple(population.ids) == ("art_painting", "cartoon", "photo", "sketch")
-    assert [population.group(client) for client in population.ids] == [0, 1, 2, 3]
+    assert [population.group(client) for client in population.ids] == [None] * 4
     assert population.shape == (3, 16, 16)
     assert population.classes == 7
     data = population.client("photo")
@@ -330,5 +329,5 @@ def test_unknown_folders(tmp_path: Path) -> None:
     one_level = tmp_path / "class"
     one_level.mkdir()
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(one_level / "1.png")
-    with pytest.raises(CoterieError, match="<domain>/<class>/<image>"):
+    with pytest.raises(CoterieError, match="<client>/<class>/<image>"):
         from_path(tmp_path)

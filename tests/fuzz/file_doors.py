@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.samples import Normalise
-from coterie.data.own import from_file, from_path
+from coterie.data.folders import from_file, from_path
 from coterie.deploy.memory import DiskMemory
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import defaults_of

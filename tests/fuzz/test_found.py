@@ -19,7 +19,8 @@ from coterie.core.errors import CoterieError
 from coterie.core.federation import Failure, Purpose
 from coterie.core.samples import Normalise
 from coterie.core.terminal import shortly, shown
-from coterie.data.own import OwnPopulation, from_arrays, from_path
+from coterie.data.folders import from_path
+from coterie.data.own import OwnPopulation, from_arrays
 from coterie.deploy.boundary import checked
 from coterie.deploy.client import Device
 from coterie.deploy.protocol import Order, RunSpec, to_text

@@ -20,7 +20,19 @@ from coterie.core.terminal import harmless
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="the run's TOML file; the same for everyone")]
 NameOption = Annotated[str, typer.Option("--name", help="this client's name; it keeps its memory under it")]
 OwnData = Annotated[
-    Path, typer.Option("--data", help="its data: an .npz file; or a run's TOML file, of whose scenario it is NAME")
+    Path,
+    typer.Option(
+        "--data",
+        help="its data: an .npz, .csv or .parquet file, or a folder of images as CLASS/IMAGE; or a run's TOML file, of "
+        "whose scenario it is NAME",
+    ),
+]
+TargetOption = Annotated[
+    str | None, typer.Option("--target-column", help="of a table: the column to predict (default: target, label or y)")
+]
+ReadOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="how the data are read: scenario.missing=mean, scenario.ignore=id, ..."),
 ]
 MemoryOption = Annotated[
     Path | None, typer.Option("--memory", help="folder of what it keeps between rounds (default: .coterie/NAME)")
@@ -116,6 +128,8 @@ def join(
     server: Annotated[str, typer.Option("--server", help="HOST:PORT of `coterie serve`, or of a SuperLink")],
     name: NameOption,
     data: OwnData,
+    target_column: TargetOption = None,
+    assignments: ReadOption = None,
     memory: MemoryOption = None,
     model: ModelOption = "",
     certs: CertsOption = None,
@@ -133,6 +147,7 @@ def join(
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.deploy.flower.client")
+    from coterie.cli.runs import scenario_of
     from coterie.deploy.boundary import check_name, place
     from coterie.deploy.client import Device
     from coterie.deploy.consent import Consent, own_secret, refused_words
@@ -152,7 +167,7 @@ def join(
     root = memory or place(Path(".coterie"), name)
     device = Device(
         name,
-        client_data(data, name),
+        client_data(data, name, scenario_of(assignments, target_column=target_column)),
         root,
         model,
         most_epochs=most_epochs,

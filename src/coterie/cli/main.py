@@ -44,7 +44,16 @@ ScenarioOption = Annotated[
     str | None,
     typer.Option("--scenario", help="a scenario's name (default: rotated-digits); see `coterie list scenarios`"),
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", help="your own data instead of a scenario: a folder")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", help="your own data: a folder of .npz, .csv or .parquet files or of images, or one table"),
+]
+ClientColumnOption = Annotated[
+    str | None, typer.Option("--client-column", help="of one table: the column that names the clients")
+]
+TargetOption = Annotated[
+    str | None, typer.Option("--target-column", help="of tables: the column to predict (default: target, label or y)")
+]
 RootOption = Annotated[
     Path | None, typer.Option("--root", help="where the datasets are (default: $COTERIE_DATA, .data)")
 ]
@@ -101,6 +110,8 @@ def run(
     method: Annotated[str | None, typer.Argument(help="a name of `coterie list methods`")] = None,
     scenario: ScenarioOption = None,
     data: DataOption = None,
+    client_column: ClientColumnOption = None,
+    target_column: TargetOption = None,
     root: RootOption = None,
     model: ModelOption = None,
     rounds: RoundsOption = None,
@@ -122,8 +133,9 @@ def run(
 
     tables = cli_runs.tables_of(
         config, method, assignments,
-        scenario=scenario, data=data, root=root, model=model, rounds=rounds, seed=seed, clients=clients,
-        samples=samples, groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+        scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root, model=model,
+        rounds=rounds, seed=seed, clients=clients, samples=samples, groups=groups, alpha=alpha, image_size=image_size,
+        workers=workers,
     )  # fmt: skip
     settings = from_tables(tables)
     folder = out or Path("runs") / f"{settings.label}-{cli_runs.subject(settings)}-seed{settings.seed}"
@@ -148,6 +160,8 @@ def compare(
     methods: Annotated[list[str], typer.Argument(help="two or more names of `coterie list methods`")],
     scenario: ScenarioOption = None,
     data: DataOption = None,
+    client_column: ClientColumnOption = None,
+    target_column: TargetOption = None,
     root: RootOption = None,
     model: ModelOption = None,
     rounds: RoundsOption = None,
@@ -178,8 +192,9 @@ def compare(
     for method in dict.fromkeys(methods):
         tables = cli_runs.tables_of(
             config, method, cli_runs.fitting(method, methods, assignments or []),
-            scenario=scenario, data=data, root=root, model=model, rounds=rounds, clients=clients, samples=samples,
-            groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+            scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root,
+            model=model, rounds=rounds, clients=clients, samples=samples, groups=groups, alpha=alpha,
+            image_size=image_size, workers=workers,
         )  # fmt: skip
         configs.append(from_tables(tables))
     folder = out or Path("runs") / f"compare-{cli_runs.subject(configs[0])}"
@@ -199,6 +214,8 @@ def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run
 def data(
     scenario: Annotated[str | None, typer.Argument(help="a scenario's name; without it, which data are there")] = None,
     own: DataOption = None,
+    client_column: ClientColumnOption = None,
+    target_column: TargetOption = None,
     root: RootOption = None,
     clients: ClientsOption = None,
     samples: SamplesOption = None,
@@ -206,10 +223,13 @@ def data(
     alpha: AlphaOption = None,
     image_size: ImageOption = None,
     seed: Annotated[int, typer.Option("--seed", help="seed of the partition")] = 0,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="scenario.key=value, such as scenario.missing=mean")
+    ] = None,
 ) -> None:
     """Describe a scenario's (or your own) data: clients, groups, sizes, labels."""
     from coterie.cli import listing
-    from coterie.runs.config import ScenarioConfig
+    from coterie.cli.runs import scenario_of
     from coterie.runs.experiment import population_of
     from coterie.runs.options import check_seed
 
@@ -219,10 +239,13 @@ def data(
     if scenario is None and own is None:
         Console().print(listing.scenarios(root))
         return
-    chosen = ScenarioConfig(
-        name=scenario or "rotated-digits",
-        data=str(own) if own else None,
-        root=str(root) if root else None,
+    chosen = scenario_of(
+        assignments,
+        name=scenario,
+        data=own,
+        client_column=client_column,
+        target_column=target_column,
+        root=root,
         clients=clients,
         samples=samples,
         groups=groups,

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from coterie.core.errors import CoterieError, Interrupted
-from coterie.core.settings import coerce, split_assignments
+from coterie.core.settings import coerce, from_settings, split_assignments
 from coterie.methods import chosen_method
 from coterie.report.live import LiveView
 from coterie.report.live_compare import CompareView
@@ -53,6 +53,17 @@ def tables_of(
     if "scenario.name" in assigned and merged["scenario"].get("data"):
         raise CoterieError("--data are your own data and --scenario names ready ones; give one of the two.")
     return merged
+
+
+def scenario_of(assignments: Sequence[str] | None, **options: Any) -> ScenarioConfig:
+    """Whose data, from options and from `--set scenario.key=value`, where there is no run yet."""
+    settings = {key: value for key, value in options.items() if value is not None}
+    for key, value in split_assignments(assignments or []).items():
+        table, dot, name = key.partition(".")
+        if not dot or table != "scenario":
+            raise CoterieError(f"--set {key} says nothing about data; write scenario.KEY=VALUE here.")
+        settings[name] = value
+    return from_settings(ScenarioConfig, settings, "scenario")
 
 
 def compare(configs: Sequence[RunConfig], seeds: Sequence[int], folder: Path, target: float | None) -> None:

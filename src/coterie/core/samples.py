@@ -43,7 +43,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Normalise:
-    """uint8 or float input -> float input of the model: (x * scale - mean) / std, per channel.
+    """uint8 or float input -> float input of the model: (x * scale - mean) / std, per channel or feature.
 
     Whole numbers of any other type are token ids: they reach the model as they are.
     """
@@ -51,6 +51,8 @@ class Normalise:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
+    last: bool = False
+    """Whether the means belong to the last axis (the features of series), not to the one after the samples."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Normalise a batch [n, channels, ...] (or [n, features] where there is one channel)."""
@@ -65,7 +67,8 @@ class Normalise:
 @lru_cache(maxsize=64)
 def _line(normalise: Normalise, dtype: torch.dtype, dimensions: int) -> tuple[float | Tensor, Tensor]:
     """Factor and shift of the straight line that normalising is; one pass over a batch instead of four."""
-    shape = (1, -1) + (1,) * max(dimensions - 2, 0)
+    rest = (1,) * max(dimensions - 2, 0)
+    shape = (1, *rest, -1) if normalise.last else (1, -1, *rest)
     mean, std = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (normalise.mean, normalise.std))
     factor, shift = normalise.scale / std, (-mean / std).to(dtype)
     return (float(factor.flatten()[0]) if bool((factor == factor.flatten()[0]).all()) else factor.to(dtype)), shift

@@ -8,11 +8,13 @@ from coterie.core.samples import (
     Samples,
 )
 
+from .adapters import from_datasets, from_frames, from_table
 from .build import build
 from .datasets import data_root
 from .describe import Spread, Summary, describe
 from .drift import Drift
-from .own import OwnPopulation, from_arrays, from_datasets, from_path
+from .folders import from_path
+from .own import OwnPopulation, from_arrays
 from .population import LazyPopulation, unseen_ids
 from .scenarios import PARTITIONS, SCENARIOS, Scenario
 
@@ -35,6 +37,8 @@ __all__ = [
     "describe",
     "from_arrays",
     "from_datasets",
+    "from_frames",
     "from_path",
+    "from_table",
     "unseen_ids",
 ]

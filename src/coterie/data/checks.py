@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from coterie.core.errors import UNREADABLE, CoterieError
-from coterie.core.samples import ClientId, Normalise, Samples
+from coterie.core.samples import ClientId, Samples
 
 from .schema import Layout
 
 _CHANNELS = (1, 3)
 _MOST_GAPS = 10
 _FEW_CLASSES = 100
-_LEVELS = 255
 
 
 def checked_samples(client: ClientId, x: Any, y: Any, layout: Layout | None = None) -> Samples:
@@ -106,25 +105,6 @@ def checked_groups(groups: Mapping[ClientId, int | str] | None, clients: Sequenc
         return {client: int(groups[client]) for client in clients}
     number = {name: i for i, name in enumerate(sorted({str(value) for value in values}))}
     return {client: number[str(groups[client])] for client in clients}
-
-
-def measured(inputs: Sequence[Tensor]) -> Normalise:
-    """How inputs become those of a model: floats as they are; bytes by their mean and deviation per channel."""
-    if inputs[0].dtype != torch.uint8:
-        return Normalise()
-    channels = inputs[0].shape[1] if inputs[0].dim() == 4 else 1
-    count, total, squares = 0, np.zeros(channels), np.zeros(channels)
-    for x in inputs:
-        flat = x.transpose(0, 1).reshape(channels, -1) if x.dim() == 4 else x.reshape(1, -1)
-        levels = np.stack([np.bincount(row, minlength=_LEVELS + 1) for row in flat.numpy()])
-        values = np.arange(_LEVELS + 1) / _LEVELS
-        count += flat.shape[1]
-        total += levels @ values
-        squares += levels @ values**2
-    mean = total / count
-    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    std = np.where(deviation > 0, deviation, 1.0)  # a constant channel stays as it is
-    return Normalise(tuple(mean.tolist()), tuple(std.tolist()), 1 / _LEVELS)
 
 
 def _tensor(client: ClientId, what: str, value: Any) -> Tensor:

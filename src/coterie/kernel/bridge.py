@@ -81,7 +81,7 @@ class KernelTask:
                 mu=mu if anchors is not None else 0.0,
                 anchor=anchors[index] if anchors is not None else None,
                 correction=pulls[index] if pulls is not None else None,
-                **self._scaling(),
+                **self._scaling(samples),
                 route=route,
             )
         return models_of(net, weights, start)
@@ -92,7 +92,7 @@ class KernelTask:
             vectors(self.net, models),
             self._inputs(samples),
             self._target(samples),
-            **self._scaling(),
+            **self._scaling(samples),
             route=routing(self.net, row(models, 0), samples),
         )
 
@@ -106,9 +106,11 @@ class KernelTask:
         return lambda model, x, y: self.net.input_gradient(rows[model], x.contiguous(), y.contiguous())
 
     def _inputs(self, samples: Samples) -> Tensor:
-        """What the kernel reads: bytes as they are, other numbers in the task's precision."""
-        x = samples.x if samples.x.dtype == torch.uint8 else samples.x.to(self.dtype)
-        return x.contiguous()
+        """What the kernel reads: bytes as they are, which it normalises; other numbers normalised already."""
+        if samples.x.dtype == torch.uint8:
+            return samples.x.contiguous()
+        plain = self.normalise == Normalise()
+        return (samples.x.to(self.dtype) if plain else self.normalise(samples.x, self.dtype)).contiguous()
 
     def _target(self, samples: Samples) -> Tensor | None:
         """What the kernel compares outputs with; None is the input itself."""
@@ -116,8 +118,10 @@ class KernelTask:
             return None
         return (self.learnt(samples.y) if self.loss == "mse" else samples.y.to(torch.int64)).contiguous()
 
-    def _scaling(self) -> dict[str, Any]:
-        """How the kernel normalises while it reads."""
+    def _scaling(self, samples: Samples) -> dict[str, Any]:
+        """How the kernel normalises bytes while it reads; of other numbers it knows no features but channels alone."""
+        if samples.x.dtype != torch.uint8:
+            return {}
         return {"mean": self.normalise.mean, "std": self.normalise.std, "scale": self.normalise.scale}
 
 

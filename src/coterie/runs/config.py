@@ -20,8 +20,9 @@ from coterie.core.settings import (
 from coterie.core.targets import TaskName
 from coterie.core.terminal import brief, shown
 from coterie.data.drift import DriftTo
+from coterie.data.scaling import NormaliseName
 from coterie.data.scenarios import ShiftKind
-from coterie.data.schema import Layout
+from coterie.data.schema import Layout, Missing
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON
@@ -54,6 +55,11 @@ class ScenarioConfig:
     shift: ShiftKind | None = None
     group_sizes: tuple[int, ...] = ()
     layout: Layout | None = None
+    client_column: str | None = None
+    target_column: str | None = None
+    ignore: tuple[str, ...] = ()
+    missing: Missing = "refuse"
+    normalise: NormaliseName = "auto"
 
     def __post_init__(self) -> None:
         if self.data is not None:

@@ -15,7 +15,8 @@ from coterie.core.samples import ClientId, Population
 from coterie.core.targets import TaskName
 from coterie.core.task import Task
 from coterie.data import SCENARIOS, Drift, build, from_path
-from coterie.data.own import from_file
+from coterie.data.adapters import TableOptions
+from coterie.data.folders import from_file
 from coterie.data.population import unseen_ids
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
@@ -36,9 +37,16 @@ def population_of(scenario: ScenarioConfig, seed: int, task: TaskName = "auto") 
         extra = [f.name for f in dataclasses.fields(scenario) if f.name in _SHAPING and getattr(scenario, f.name)]
         if extra:
             raise CoterieError(f"{', '.join(extra)} shape a named scenario, not your own data; leave them out.")
-        return from_path(Path(scenario.data), validation=scenario.validation, layout=scenario.layout, task=task)
-    if scenario.layout is not None:
-        raise CoterieError("layout says what your own data are, and a named scenario knows it; leave it out.")
+        reading = _reading(scenario, task)
+        reading["client"] = scenario.client_column
+        reading["unseen"] = int(scenario.unseen) if scenario.unseen >= 1 else scenario.unseen
+        reading["drift"] = [Drift(when, share, to=scenario.drift_to) for when, share in scenario.drift]
+        return from_path(Path(scenario.data), image_size=scenario.image_size, **reading)
+    said = [name for name in _OWN if getattr(scenario, name) != getattr(ScenarioConfig, name)]
+    if said:
+        raise CoterieError(
+            f"{', '.join(said)} say what your own data are, and a named scenario knows it; leave them out."
+        )
     return build(
         scenario.name,
         seed=seed,
@@ -60,15 +68,33 @@ def population_of(scenario: ScenarioConfig, seed: int, task: TaskName = "auto") 
 
 
 _SHAPING = {
-    *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels", "image_size", "drift", "unseen"),
-    *("shift", "group_sizes"),
+    *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels", "shift", "group_sizes"),
 }
+_OWN = ("layout", "client_column", "target_column", "ignore", "missing", "normalise")
 
 
-def client_data(path: Path, name: ClientId, task: TaskName = "auto") -> Population:
-    """A client's own data: an .npz file; or, for trials, a run's TOML file, of whose scenario it is client `name`."""
+def _reading(scenario: ScenarioConfig, task: TaskName) -> TableOptions:
+    """How one client's own data are read."""
+    return {
+        "layout": scenario.layout,
+        "normalise": scenario.normalise,
+        "target": scenario.target_column,
+        "ignore": scenario.ignore,
+        "missing": scenario.missing,
+        "validation": scenario.validation,
+        "task": task,
+    }
+
+
+def client_data(
+    path: Path, name: ClientId, task: TaskName = "auto", how: ScenarioConfig | None = None
+) -> Population:
+    """A client's own data: an .npz, .csv or .parquet file or a folder of images, read as `how` says.
+
+    Or, for trials, a run's TOML file, of whose scenario it is client `name`.
+    """
     if path.suffix != ".toml":
-        return from_file(path, name, task)
+        return from_file(path, name, **_reading(how or ScenarioConfig(), task))
     config = from_tables(read_tables(path))
     population = population_of(config.scenario, config.seed, config.task)
     known = [*population.ids, *unseen_ids(population)]

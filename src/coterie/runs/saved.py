@@ -95,7 +95,8 @@ def _normalise_of(file: Path, metadata: dict[str, Any]) -> Normalise:
         warnings.warn(f"{file} does not say how its inputs are normalised; normalise them yourself.", stacklevel=3)
         return Normalise()
     try:
-        found: Normalise = wire.unpack(Normalise, json.loads(metadata[_KEY]), {})
+        # older files do not say which axis has the means
+        found: Normalise = wire.unpack(Normalise, {"last": False, **json.loads(metadata[_KEY])}, {})
         if not (len(found.mean) == len(found.std) > 0):
             raise wire.WireError("It has not as many means as deviations.")
         return found
