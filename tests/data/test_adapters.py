@@ -93,7 +93,7 @@ class Words:
         return {name: values[key] for name, values in self.columns.items()}
 
 
-TOKENS = {"input_ids": [[1, 2], [3, 4], [5, 6], [7, 8]], "label": [0, 1, 0, 1]}
+TOKENS: dict[str, list[Any]] = {"input_ids": [[1, 2], [3, 4], [5, 6], [7, 8]], "label": [0, 1, 0, 1]}
 
 
 def check_tokens(datasets: Any) -> None:
@@ -107,7 +107,7 @@ def check_tokens(datasets: Any) -> None:
 
 
 def test_a_stand_in_for_hugging_face() -> None:
-    one = {"input_ids": [[1, 2], [3, 4]], "label": [1, 1]}
+    one: dict[str, list[Any]] = {"input_ids": [[1, 2], [3, 4]], "label": [1, 1]}
     check_tokens({"a": Words(TOKENS, ["pos", "neg"]), "b": Words(one, ["pos", "neg"])})
     with pytest.raises(CoterieError, match=r"do not have one shape .*pad or resize"):
         from_datasets({"a": Words({"x": [[1], [2, 3]], "y": [0, 1]})}, layout="tokens")

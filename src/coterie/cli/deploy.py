@@ -147,7 +147,7 @@ def join(
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
     client = _needs("flower", "coterie.deploy.flower.client")
-    from coterie.cli.runs import scenario_of
+    from coterie.cli.runs import reading_of
     from coterie.deploy.boundary import check_name, place
     from coterie.deploy.client import Device
     from coterie.deploy.consent import Consent, own_secret, refused_words
@@ -165,9 +165,10 @@ def join(
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
     root = memory or place(Path(".coterie"), name)
+    how, task = reading_of(assignments, target_column=target_column)
     device = Device(
         name,
-        client_data(data, name, scenario_of(assignments, target_column=target_column)),
+        client_data(data, name, task, how),
         root,
         model,
         most_epochs=most_epochs,

@@ -229,7 +229,7 @@ def data(
 ) -> None:
     """Describe a scenario's (or your own) data: clients, groups, sizes, labels."""
     from coterie.cli import listing
-    from coterie.cli.runs import scenario_of
+    from coterie.cli.runs import reading_of
     from coterie.runs.experiment import population_of
     from coterie.runs.options import check_seed
 
@@ -239,7 +239,7 @@ def data(
     if scenario is None and own is None:
         Console().print(listing.scenarios(root))
         return
-    chosen = scenario_of(
+    chosen, task = reading_of(
         assignments,
         name=scenario,
         data=own,
@@ -252,7 +252,7 @@ def data(
         alpha=alpha,
         image_size=image_size,
     )
-    for table in listing.population(population_of(chosen, seed), scenario or str(own)):
+    for table in listing.population(population_of(chosen, seed, task), scenario or str(own)):
         Console().print(table)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from coterie.core.errors import CoterieError, Interrupted
 from coterie.core.settings import coerce, from_settings, split_assignments
+from coterie.core.targets import TaskName
 from coterie.methods import chosen_method
 from coterie.report.live import LiveView
 from coterie.report.live_compare import CompareView
@@ -55,15 +56,19 @@ def tables_of(
     return merged
 
 
-def scenario_of(assignments: Sequence[str] | None, **options: Any) -> ScenarioConfig:
-    """Whose data, from options and from `--set scenario.key=value`, where there is no run yet."""
+def reading_of(assignments: Sequence[str] | None, **options: Any) -> tuple[ScenarioConfig, TaskName]:
+    """Whose data, and what is predicted of them, where there is no run yet: options, `--set scenario.key=value`."""
     settings = {key: value for key, value in options.items() if value is not None}
+    task: TaskName = "auto"
     for key, value in split_assignments(assignments or []).items():
-        table, dot, name = key.partition(".")
-        if not dot or table != "scenario":
-            raise CoterieError(f"--set {key} says nothing about data; write scenario.KEY=VALUE here.")
-        settings[name] = value
-    return from_settings(ScenarioConfig, settings, "scenario")
+        table, _, name = key.partition(".")
+        if key == "task":
+            task = coerce(TaskName, value, "task")
+        elif table == "scenario" and name:
+            settings[name] = value
+        else:
+            raise CoterieError(f"--set {key} says nothing about data; write scenario.KEY=VALUE or task=KIND here.")
+    return from_settings(ScenarioConfig, settings, "scenario"), task
 
 
 def compare(configs: Sequence[RunConfig], seeds: Sequence[int], folder: Path, target: float | None) -> None:

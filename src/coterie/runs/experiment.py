@@ -86,9 +86,7 @@ def _reading(scenario: ScenarioConfig, task: TaskName) -> TableOptions:
     }
 
 
-def client_data(
-    path: Path, name: ClientId, task: TaskName = "auto", how: ScenarioConfig | None = None
-) -> Population:
+def client_data(path: Path, name: ClientId, task: TaskName = "auto", how: ScenarioConfig | None = None) -> Population:
     """A client's own data: an .npz, .csv or .parquet file or a folder of images, read as `how` says.
 
     Or, for trials, a run's TOML file, of whose scenario it is client `name`.

@@ -66,7 +66,7 @@ def run_peer(
     watcher = Views(view)
     check_name(name, "--name")
     wanted = peer_method(config)
-    population = client_data(data, name, config.scenario)
+    population = client_data(data, name, config.task, config.scenario)
     device = Device(name, population, out)
     resume = (out / "config.toml").is_file()
     if (out / "result.json").is_file():

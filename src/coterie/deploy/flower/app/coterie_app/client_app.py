@@ -11,6 +11,7 @@ from coterie.deploy.boundary import place
 from coterie.deploy.client import Device
 from coterie.deploy.consent import MOST_QUESTIONS, Consent, own_secret, refused_words
 from coterie.deploy.flower.transport import answer
+from coterie.runs.config import ScenarioConfig
 from coterie.runs.experiment import client_data
 
 
@@ -27,7 +28,8 @@ class DeviceApp(ClientApp):
             float(str(own.get("least-flip", 0))),
             int(str(own.get("most-questions", MOST_QUESTIONS))),
         )
-        data, model = client_data(Path(str(own["data"])), name), str(own.get("model", ""))
+        how = ScenarioConfig(target_column=str(own["target-column"]) if "target-column" in own else None)
+        data, model = client_data(Path(str(own["data"])), name, how=how), str(own.get("model", ""))
         device = Device(name, data, memory, model, secret=own_secret(memory), consent=consent)
         return answer(device, message)
 
