@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
 from coterie.deploy.boundary import check_name
 
 _DAYS = 365
@@ -161,6 +161,4 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _write(path: Path, data: bytes) -> None:
     """Private keys are for their owner alone, from the first moment on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if path.suffix == ".key" else 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+    write_whole(path, data, private=path.suffix == ".key")

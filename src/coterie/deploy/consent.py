@@ -14,6 +14,7 @@ from typing import Any
 
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.federation import TELLS
+from coterie.core.files import write_whole
 from coterie.methods.embedding.privacy import check_flip
 
 SECRET_VARIABLE = "COTERIE_SECRET"
@@ -90,10 +91,4 @@ def _count(path: Path) -> int:
 def _write(path: Path, text: str) -> None:
     """A small file that its user alone may read, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    write_whole(path, text.encode(), private=True)

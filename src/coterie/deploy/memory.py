@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import unquote
 
 from coterie.core import wire
 from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError
-from coterie.core.files import write_whole
+from coterie.core.files import digest, write_whole
 from coterie.deploy.boundary import place
 
 _FILE = re.compile(r"(\d{8})-([^=]+)(?:=([0-9a-f]{16}))?\.safetensors")  # once they were written without a digest
@@ -44,7 +43,7 @@ class DiskMemory:
         try:
             data = usable[-1].read_bytes()
             named = _FILE.fullmatch(usable[-1].name)
-            if named is not None and named[3] is not None and named[3] != _digest(data):
+            if named is not None and named[3] is not None and named[3] != digest(data):
                 raise wire.WireError("it is damaged")
             return wire.decode(data, Memory, header_limit=wire.OWN_HEADER_LIMIT)
         except (OSError, wire.WireError) as error:
@@ -56,7 +55,7 @@ class DiskMemory:
     def keep(self, session: str, era: int, memory: Memory, safe: int) -> None:
         """Write the memory down whole; what no server can ask for any more goes."""
         data = wire.encode(memory)
-        target = self.path / f"{era:08d}-{place(self.path, session).name}={_digest(data)}.safetensors"
+        target = self.path / f"{era:08d}-{place(self.path, session).name}={digest(data)}.safetensors"
         try:
             self._make_room()
             write_whole(target, data, private=True)
@@ -85,7 +84,3 @@ class DiskMemory:
         found = [(match, file) for file in self.path.glob("*.safetensors") if (match := _FILE.fullmatch(file.name))]
         found.sort(key=lambda pair: (int(pair[0][1]), pair[1].stat().st_mtime_ns))
         return [(int(match[1]), unquote(match[2]), file) for match, file in found]
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=8).hexdigest()

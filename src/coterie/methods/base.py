@@ -143,6 +143,13 @@ class LocalTraining:
         if not fine:
             raise CoterieError(f"{self.name}: {key} must {what}, not {getattr(self, key)}.")
 
+    def _require_clients(self, fed: Federation, k: int, what: str = "clusters") -> None:
+        """Refuse more clusters than there are clients."""
+        if k > len(fed.ids):
+            raise CoterieError(
+                f"{self.name}: k = {k} {what} need at least as many clients, but there are {len(fed.ids)}."
+            )
+
     @property
     def needs_groups(self) -> bool:
         """Whether it must be told the true groups of the clients, which only the simulator knows."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from coterie.core.aggregate import combined
-from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation
 from coterie.core.rng import key64
 from coterie.core.states import Picked, Stack, count, flat, spread
@@ -50,10 +49,7 @@ class FedSEM(ModelPerCluster[Centres]):
 
     def init(self, fed: Federation) -> Centres:
         """All centres start from the common model."""
-        if self.k > len(fed.ids):
-            raise CoterieError(
-                f"fedsem: k = {self.k} centres need at least as many clients, but there are {len(fed.ids)}."
-            )
+        self._require_clients(fed, self.k, "centres")
         return Centres(spread(fed.task.init(fed.seed), self.k), {}, {})
 
     def step(self, state: Centres, fed: Federation) -> tuple[Centres, Log]:

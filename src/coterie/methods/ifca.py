@@ -13,7 +13,6 @@ from torch import Tensor
 
 from coterie.core.aggregate import combined
 from coterie.core.cohort import Cohort
-from coterie.core.errors import CoterieError
 from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
@@ -66,10 +65,7 @@ class IFCA(ServesClusters[Clusters]):
 
     def init(self, fed: Federation) -> Clusters:
         """K different models; with `restarts`, drawn again until each attracts a share of the clients."""
-        if self.k > len(fed.ids):
-            raise CoterieError(
-                f"ifca: k = {self.k} clusters need at least as many clients, but there are {len(fed.ids)}."
-            )
+        self._require_clients(fed, self.k)
         models = distinct_starts(fed, self.k)
         for attempt in range(1, self.restarts + 1):
             replies = fed.ask(self.choose, fed.ids, same=Models(models))

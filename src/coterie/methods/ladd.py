@@ -87,10 +87,7 @@ class LADD(AverageInClusters[Styled]):
             raise CoterieError(
                 f"ladd needs images (channels, height, width) and the inputs are {tuple(fed.task.shape)}."
             )
-        if self.k > len(fed.ids):
-            raise CoterieError(
-                f"ladd: k = {self.k} clusters need at least as many clients, but there are {len(fed.ids)}."
-            )
+        self._require_clients(fed, self.k)
         if self.per_class and fed.task.loss == "mse":
             raise CoterieError("ladd takes a style for each class, and regression has none; set per_class=false.")
         return self._started(fed, fed.task.init(fed.seed))

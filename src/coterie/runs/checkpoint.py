@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -14,7 +13,7 @@ from urllib.parse import quote
 from coterie.core import wire
 from coterie.core.cohort import Memory
 from coterie.core.errors import UNREADABLE, CoterieError
-from coterie.core.files import writing
+from coterie.core.files import digest, writing
 from coterie.core.samples import ClientId
 from coterie.core.settings import differing
 from coterie.core.terminal import brief
@@ -186,13 +185,13 @@ class Checkpoint:
 
     def _put(self, where: str, what: str, data: bytes) -> str:
         """Write a file whose name ends in a digest of its content, so that a damaged one is found out."""
-        name = f"{what}-{_digest(data)}.safetensors"
+        name = f"{what}-{digest(data)}.safetensors"
         self._folder.write(f"{where}/{name}", data)
         return name
 
     def _get(self, where: str, name: str, kind: type[Any]) -> Any:
         data = (self._folder.path / where / name).read_bytes()
-        if not name.endswith(f"-{_digest(data)}.safetensors"):
+        if not name.endswith(f"-{digest(data)}.safetensors"):
             raise wire.WireError(f"{name} is damaged")
         return wire.decode(data, kind, header_limit=wire.OWN_HEADER_LIMIT)
 
@@ -236,8 +235,4 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 
 def _seal(content: Mapping[str, Any]) -> str:
-    return _digest(json.dumps(content, sort_keys=True).encode())
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=8).hexdigest()
+    return digest(json.dumps(content, sort_keys=True).encode())

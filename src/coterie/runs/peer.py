@@ -6,14 +6,13 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 
 from coterie.core.errors import CoterieError
+from coterie.core.files import digest
 from coterie.core.interrupts import pause
 from coterie.core.notes import Note
 from coterie.core.samples import ClientId
-from coterie.data.scenarios import SCENARIOS
 from coterie.deploy.boundary import check_name, checked
 from coterie.deploy.client import Device
 from coterie.deploy.protocol import Hello, RunSpec, to_text
@@ -22,18 +21,12 @@ from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.config import RunConfig
-from coterie.runs.experiment import client_data, defaults_of
+from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
 from coterie.runs.result import Result
-from coterie.runs.spec import (
-    NoMajority,
-    agree,
-    model_of,
-    odd_ones,
-)
+from coterie.runs.spec import NoMajority, agree, check_deployable, model_of, odd_ones
 from coterie.runs.view import View, Views
-from coterie.simulation.faults import Faults
 
 _LOOK_SECONDS = 0.05
 
@@ -100,16 +93,12 @@ def run_peer(
 def network_of(config: RunConfig) -> str:
     """The name of the network: peers with another configuration do not even see each other."""
     alike = replace(config, checkpoint_seconds=10.0, evaluate_every=1)
-    return f"{config.method}-{blake2b(alike.to_toml().encode(), digest_size=8).hexdigest()}"
+    return f"{config.method}-{digest(alike.to_toml().encode())}"
 
 
 def peer_method(config: RunConfig) -> PeerMethod[object]:
     """The method, if it is one that real peers can do."""
-    if config.faults != Faults():
-        raise CoterieError("faults are simulated ones, and these peers are real; leave the table [faults] out.")
-    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
-        raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
-    method = config.build_method(defaults_of(config))
+    method = check_deployable(config)
     if not isinstance(method, PeerMethod):
         raise CoterieError(f"{config.method} needs a server; run it with coterie serve and coterie join.")
     if method.needs_groups:

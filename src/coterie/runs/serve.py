@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.core.wire import WireError
-from coterie.data.scenarios import SCENARIOS
 from coterie.deploy.boundary import checked
 from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
@@ -28,18 +27,11 @@ from coterie.deploy.server import (
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig
-from coterie.runs.experiment import defaults_of
 from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
 from coterie.runs.result import Result
-from coterie.runs.spec import (
-    NoMajority,
-    agree,
-    model_of,
-    odd_ones,
-)
+from coterie.runs.spec import NoMajority, agree, check_deployable, model_of, odd_ones
 from coterie.runs.view import View, Views
-from coterie.simulation.faults import Faults
 
 DEPLOYMENT = "deployment.json"
 
@@ -176,12 +168,7 @@ def conduct(
 
 
 def _check(config: RunConfig) -> None:
-    if config.faults != Faults():
-        raise CoterieError("faults are simulated ones, and these clients are real; leave the table [faults] out.")
-    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
-        raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
-    method = config.build_method(defaults_of(config))
-    if isinstance(method, PeerMethod):
+    if isinstance(check_deployable(config), PeerMethod):
         raise CoterieError(f"{config.method} has no server; run it between peers: coterie peer --config ...")
 
 

@@ -17,12 +17,23 @@ from coterie.deploy.protocol import (
     pooled,
     settings_of,
 )
+from coterie.methods import Method
 from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import defaults_of
+from coterie.simulation.faults import Faults
 
 _ALWAYS_FINE = 100  # so many classes cost a model next to nothing
 _FAR_FROM_OTHERS = 4
+
+
+def check_deployable(config: RunConfig) -> Method:
+    """The method of a run between real machines, once what only a simulation has is refused."""
+    if config.faults != Faults():
+        raise CoterieError("faults are simulated ones, and these clients are real; leave the table [faults] out.")
+    if config.scenario.data is None and config.scenario.name not in SCENARIOS:
+        raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
+    return config.build_method(defaults_of(config))
 
 
 class NoMajority(CoterieError):

@@ -47,10 +47,7 @@ class MDICFL(Settings):
 
     def init(self, fed: Federation) -> Distanced:
         """Line 1: the cluster models; clients get their clusters when they first take part."""
-        if self.k > len(fed.ids):
-            raise CoterieError(
-                f"md-icfl: k = {self.k} clusters need at least as many clients, but there are {len(fed.ids)}."
-            )
+        self._require_clients(fed, self.k)
         if fed.task.loss != "cross_entropy":
             raise CoterieError(
                 "md-icfl compares class probabilities and needs the loss cross_entropy; choose that loss."
