@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.core.compiled import Compiled, InputGradients, Refusal
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import Normalise, Samples
-from coterie.core.states import Stack, State, count, row
+from coterie.core.states import Stack, count
 from coterie.core.task import LossFn, LossName, Task
 from coterie.kernel.net import Net, Routing
 from coterie.kernel.rows import KernelRows
@@ -66,7 +66,7 @@ class KernelTask:
         for index, samples in enumerate(clients):
             if not len(samples) or not opt.epochs:
                 continue
-            batch, own, route = opt.batch_of(len(samples)), order(index), routing(net, row(start, index), samples)
+            batch, own, route = opt.batch_of(len(samples)), order(index), routing(net, start, index, samples)
             net.train(
                 weights[index],
                 self._inputs(samples),
@@ -93,7 +93,7 @@ class KernelTask:
             self._inputs(samples),
             self._target(samples),
             **self._scaling(samples),
-            route=routing(self.net, row(models, 0), samples),
+            route=routing(self.net, models, 0, samples),
         )
 
     def probabilities(self, models: Stack, inputs: Tensor) -> Tensor:
@@ -143,12 +143,12 @@ def models_of(net: Net, matrix: Tensor, like: Stack) -> Stack:
     }
 
 
-def routing(net: Net, model: State, samples: Samples) -> Routing | None:
-    """The samples' domains and how these borrow from each other in this model."""
+def routing(net: Net, models: Stack, index: int, samples: Samples) -> Routing | None:
+    """The samples' domains and how these borrow from each other in one of the models."""
     if not net.domains:
         return None
     assert samples.side is not None
-    mix = model.get(net.mix)
+    mix = models[net.mix][index] if net.mix in models else None
     return Routing(samples.side.to(torch.int64).contiguous(), None if mix is None else mix.contiguous())
 
 
