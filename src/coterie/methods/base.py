@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core import spill, wire
 from coterie.core.aggregate import Rule, too_long
@@ -268,6 +269,6 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
         return Replies(tuple(replies.ids[place] for place in kept), value, replies.failed)
 
     @property
+    @override
     def training(self) -> LocalTraining:
-        """This method."""
         return self

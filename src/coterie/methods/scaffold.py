@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
@@ -128,12 +129,12 @@ class Scaffold(ServerMethod[Controlled]):
         counted = (when >= 0) & (when == sent.counted)
         return {name: torch.where(_each(counted, own[name]) > 0, proposed[name], own[name]) for name in own}
 
+    @override
     def model_for(self, state: Controlled, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Everyone uses the one model."""
         return stack([state.model]), [0] * len(ids)
 
+    @override
     def models(self, state: Controlled) -> Mapping[str, State]:
-        """The one model."""
         return {"global": state.model}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from coterie.core.aggregate import combined, combined_one
 from coterie.core.cohort import Cohort
@@ -192,20 +193,20 @@ class ModelFinder(_KnownFinder):
         nearest = distance({"": flat(replies.value.model)}, {"": state.centres}).argmin(1)
         return replace(state, cluster={**state.cluster, **dict(zip(replies.ids, nearest.tolist(), strict=True))})
 
+    @override
     def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
-        """That of the client."""
         return sent.domain[index].expand(len(samples))
 
 
 class OracleFinder(_KnownFinder):
     """The true groups of the clients."""
 
+    @override
     def domain_of(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Tensor:
-        """The truth."""
         return fed.truth(ids)
 
+    @override
     def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
-        """That of the client."""
         return sent.domain[index].expand(len(samples))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from coterie.core.errors import CoterieError
 from coterie.methods.fedcg.graph import DomainGraph
@@ -174,8 +175,8 @@ class DomainLayer(nn.Module):
 class DomainLinear(DomainLayer):
     """A linear layer with residuals."""
 
+    @override
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The linear map."""
         return F.linear(x, weight, bias)
 
     def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
@@ -191,8 +192,8 @@ class DomainConv2d(DomainLayer):
 
     like: nn.Conv2d
 
+    @override
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution."""
         output: Tensor = self.like._conv_forward(x, weight, bias)
         return output
 
@@ -223,8 +224,8 @@ class DomainBatchNorm2d(DomainLayer):
         assert bias is not None
         return x * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
 
+    @override
     def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-        """The same."""
         assert biases is not None
         turns = x.reshape(-1, len(weights), *x.shape[1:])
         return (turns * weights[..., None, None] + biases[..., None, None]).flatten(0, 1)
