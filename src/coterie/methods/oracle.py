@@ -10,12 +10,7 @@ from typing_extensions import override
 
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    concat,
-    count,
-    row,
-    spread,
-)
+from coterie.core.states import concat, count, row, spread
 from coterie.methods.base import Log
 from coterie.methods.clustered import ClusterMethod, Clusters
 

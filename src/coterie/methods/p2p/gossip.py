@@ -10,13 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from coterie.core.cohort import Cohort
-from coterie.methods.p2p.base import (
-    Inbox,
-    PeerMethod,
-    PeerView,
-    Request,
-    renewed,
-)
+from coterie.methods.p2p.base import Inbox, PeerMethod, PeerView, Request, renewed
 from coterie.methods.p2p.topology import NO_PEER, as_rows, members
 
 
