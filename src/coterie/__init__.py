@@ -57,9 +57,11 @@ if TYPE_CHECKING:
     from coterie.methods.fedavg import FedAvg, Global
     from coterie.methods.p2p.base import PeerMethod
     from coterie.models import build_model
+    from coterie.report.compare import Comparison, compare
     from coterie.report.run import run
     from coterie.runs.result import Result
     from coterie.runs.saved import load_model
+    from coterie.runs.trained import Newcomer, TrainedRun, load
     from coterie.simulation.faults import Faults
     from coterie.simulation.simulator import EngineOptions
 
@@ -70,6 +72,7 @@ __all__ = [
     "ClusterMethod",
     "Clusters",
     "Cohort",
+    "Comparison",
     "CoterieError",
     "Drift",
     "EngineOptions",
@@ -81,6 +84,7 @@ __all__ = [
     "Log",
     "Method",
     "Models",
+    "Newcomer",
     "Nothing",
     "Optimiser",
     "PeerMethod",
@@ -92,9 +96,11 @@ __all__ = [
     "State",
     "Task",
     "Trained",
+    "TrainedRun",
     "axpy",
     "build",
     "build_model",
+    "compare",
     "cosine",
     "evaluate",
     "flat",
@@ -104,6 +110,7 @@ __all__ = [
     "from_path",
     "from_table",
     "group_means",
+    "load",
     "load_model",
     "local_sgd",
     "losses",
@@ -149,9 +156,11 @@ _HOMES = {
     ),
     "coterie.core.task": ("Task",),
     "coterie.models": ("build_model",),
+    "coterie.report.compare": ("Comparison", "compare"),
     "coterie.report.run": ("run",),
     "coterie.runs.result": ("Result",),
     "coterie.runs.saved": ("load_model",),
+    "coterie.runs.trained": ("Newcomer", "TrainedRun", "load"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""The command line: `coterie list | run | compare | resume | report | data | demo`."""
+"""The command line: `coterie list | run | compare | resume | report | data | demo | predict | export`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from coterie import __version__
 from coterie.cli import attack as cli_attack
 from coterie.cli import deploy as cli_deploy
 from coterie.cli import help as cli_help
+from coterie.cli import use as cli_use
 from coterie.core import interrupts
 from coterie.core.errors import CoterieError, Interrupted
 from coterie.core.terminal import harmless
@@ -280,6 +281,7 @@ def demo(
 
 
 # after the commands above: the help page lists them in this order, what is needed first at the top
+cli_use.add_commands(app)
 cli_deploy.add_commands(app)
 app.command()(cli_attack.encoder)
 app.add_typer(cli_attack.attack_app, name="attack")

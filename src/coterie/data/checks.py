@@ -21,7 +21,7 @@ _FEW_CLASSES = 100
 
 def checked_samples(client: ClientId, x: Any, y: Any, layout: Layout | None = None) -> Samples:
     """One client's arrays as samples, or an error that names the client; which kind the targets are is not asked."""
-    inputs, labels = _tensor(client, "inputs", x), _tensor(client, "labels", y)
+    inputs, labels = as_tensor(client, "inputs", x), as_tensor(client, "labels", y)
     if inputs.dim() not in (2, 3, 4):
         raise CoterieError(
             f"Client {client} has inputs of shape {tuple(inputs.shape)}; give images [n, channels, height, width], "
@@ -107,7 +107,8 @@ def checked_groups(groups: Mapping[ClientId, int | str] | None, clients: Sequenc
     return {client: number[str(groups[client])] for client in clients}
 
 
-def _tensor(client: ClientId, what: str, value: Any) -> Tensor:
+def as_tensor(client: ClientId, what: str, value: Any) -> Tensor:
+    """An array of the user's as a tensor, or an error that says what of whom it is not."""
     try:
         return (
             value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=["C", "W"]))

@@ -96,7 +96,7 @@ def new_inputs(table: Table, schema: Schema) -> Tensor:
                 "missing ones; fill them in, or remove these rows."
             )
         if column.categories and values.dtype != object:
-            table = replace(table, columns={**table.columns, column.name: _texts(values)})
+            table = replace(table, columns={**table.columns, column.name: texts(values)})
     return torch.from_numpy(_inputs(table, schema.columns, schema.layout == "tokens"))
 
 
@@ -126,7 +126,7 @@ def by_client(table: Table, column: str) -> dict[ClientId, Table]:
             f"Column {shown(column)} of {table.where}, which names the clients, is empty in {gaps} rows; fill it in, "
             "or remove these rows."
         )
-    names, places = np.unique(_texts(values).astype(str), return_inverse=True)
+    names, places = np.unique(texts(values).astype(str), return_inverse=True)
     order = np.argsort(places, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(places))[:-1])
     ordered = {name: number for number, name in enumerate(names.tolist())}
@@ -291,10 +291,10 @@ def _target_values(tables: Mapping[ClientId, Table], names: tuple[str, ...], how
         )
     if int(different[0]) == 0 and int(different[-1]) < 2 * len(different):
         return values
-    return {client: _texts(part) for client, part in values.items()}  # classes 1 to 6, or -1 and 1, by their names
+    return {client: texts(part) for client, part in values.items()}  # classes 1 to 6, or -1 and 1, by their names
 
 
-def _texts(values: Values) -> Values:
+def texts(values: Values) -> Values:
     """A column as text; whole numbers are written without a point."""
     if values.dtype == object:
         return values

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData, ClientId, Normalise, Population
@@ -133,6 +134,11 @@ def _client_files(folder: Path) -> dict[ClientId, Path]:
     return files
 
 
+def client_file(folder: Path, client: ClientId) -> Path | None:
+    """The file of one client in a folder that has one for each."""
+    return _client_files(folder).get(client)
+
+
 def _from_npz(files: Mapping[ClientId, Path], options: Any) -> OwnPopulation:
     arrays: dict[ClientId, ClientArrays] = {}
     groups: dict[ClientId, int | str] = {}
@@ -145,17 +151,22 @@ def _from_npz(files: Mapping[ClientId, Path], options: Any) -> OwnPopulation:
     return from_arrays(arrays, **{"groups": groups or None, **options, "layout": layout})
 
 
-def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None, Layout | None]:
-    """One client's arrays, and its group and layout where the file names them."""
+def npz_entries(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """All arrays of an .npz file."""
     try:
         with np.load(path, allow_pickle=False) as body:
-            held = {name: body[name] for name in body.files}
+            return {name: body[name] for name in body.files}
     except Exception as problem:  # a damaged archive can fail in any way at all
         # not in numpy's words: they advise to load pickles
         raise CoterieError(
             f"{path} cannot be read: it is damaged, or not an .npz file of plain arrays; "
             "write it again with numpy.savez."
         ) from problem
+
+
+def _read_npz(path: Path) -> tuple[ClientArrays, int | str | None, Layout | None]:
+    """One client's arrays, and its group and layout where the file names them."""
+    held = npz_entries(path)
     names = [n for n in (("x_train", "y_train", "x_test", "y_test"), ("x", "y")) if set(n) <= set(held)]
     if not names:
         raise CoterieError(

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core.checks import check_reply
 from coterie.core.cohort import Memory
@@ -128,8 +127,8 @@ class RemoteFederation(Engine):
         return self._present
 
     @property
-    @override
     def path(self) -> str:
+        """How the clients are reached."""
         return self._path
 
     @property
@@ -198,8 +197,8 @@ class RemoteFederation(Engine):
         """Refused: the true groups of real clients are not known."""
         raise CoterieError("oracle needs the true groups of the clients, which only the simulator knows; use another.")
 
-    @override
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
+        """Not known."""
         return None
 
     def answer(self, question: Question[R]) -> Replies[R]:
@@ -284,16 +283,16 @@ class RemoteFederation(Engine):
             return Replies((), None, failed | dict.fromkeys(ids, value))
         return Replies(ids, value, failed)
 
-    @override
     def note(self, text: str) -> None:
+        """Tell those who watch the run."""
         self._note(text)
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
         """Go on from a checkpoint: the clients will use the memories of that time."""
         self._prepared, self._safe = True, next_round + 1
 
-    @override
     def commit(self) -> None:
+        """The round is over."""
         self._prepared = True
 
     def saved(self, next_round: int) -> None:
@@ -305,8 +304,8 @@ class RemoteFederation(Engine):
         """Clients keep their memories themselves."""
         return []
 
-    @override
     def close(self) -> None:
+        """Let the connection go."""
         self._transport.close()
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor
-from typing_extensions import override
+from torch import Tensor, nn
 
 from coterie.core import spill, wire
 from coterie.core.aggregate import Rule, too_long
@@ -20,7 +19,7 @@ from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import Picked, Stack, State
+from coterie.core.states import Picked, Stack, State, row
 from coterie.core.task import Task
 
 S = TypeVar("S")
@@ -216,6 +215,15 @@ class RoundMethod(ABC, Generic[S]):
         """Those of the models that some client uses, where the clusters that have members are these."""
         return self.models(state)
 
+    def model_of(self, state: S, client: ClientId, group: int | None) -> State:
+        """The model that the server has for one client, which is in this group, where there are groups."""
+        models, rows = self.model_for(state, [client])
+        return row(models, rows[0])
+
+    def ready(self, network: nn.Module, state: S, group: int | None, seed: int) -> nn.Module:
+        """The trained network as a client of this group uses it by itself, from its inputs to its answers."""
+        return network
+
     def own_models(self, state: S, memory: Mapping[ClientId, Memory]) -> Mapping[ClientId, State]:
         """The models that are one client's alone, made of what the clients keep: by default what one calls "model"."""
         return {client: own for client, kept in memory.items() if isinstance(own := kept.get("model"), dict)}
@@ -269,6 +277,6 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
         return Replies(tuple(replies.ids[place] for place in kept), value, replies.failed)
 
     @property
-    @override
     def training(self) -> LocalTraining:
+        """This method."""
         return self

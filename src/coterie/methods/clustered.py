@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core.aggregate import combined
 from coterie.core.cohort import Cohort
@@ -60,12 +59,16 @@ class ServesClusters(ServerMethod[S]):
         """Each client uses the model of its cluster, one that is in none yet the first."""
         return state.models, [state.cluster.get(client, 0) for client in ids]
 
+    def model_of(self, state: S, client: ClientId, group: int | None) -> State:
+        """That of the group, which the client may have chosen after the server last heard of it."""
+        return super().model_of(state, client, group) if group is None else row(state.models, group)
+
     def clusters(self, state: S, ids: Sequence[ClientId]) -> list[int] | None:
         """The clusters as the server knows them."""
         return [state.cluster.get(client, -1) for client in ids]
 
-    @override
     def models(self, state: S) -> Mapping[str, State]:
+        """One model per cluster."""
         return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
 
     def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:

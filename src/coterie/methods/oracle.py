@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from typing_extensions import override
-
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import concat, count, row, spread
+from coterie.core.states import (
+    concat,
+    count,
+    row,
+    spread,
+)
 from coterie.methods.base import Log
 from coterie.methods.clustered import ClusterMethod, Clusters
 
@@ -25,12 +28,12 @@ class Oracle(ClusterMethod):
     summary: ClassVar[str] = "FedAvg inside the true groups (the ceiling; needs a scenario with known groups)"
 
     @property
-    @override
     def needs_groups(self) -> bool:
+        """That is what it is."""
         return True
 
-    @override
     def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
+        """The truth."""
         return dict(zip(ids, fed.truth(ids).tolist(), strict=True))
 
     def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
@@ -42,6 +45,6 @@ class Oracle(ClusterMethod):
             models = concat([models, spread(row(models, 0), missing)])
         return super().step(Clusters(models, cluster), fed)
 
-    @override
     def admit(self, state: Clusters, fed: Federation, new: Sequence[ClientId]) -> Clusters:
+        """Newcomers go where they belong."""
         return Clusters(state.models, {**state.cluster, **self.find_clusters(fed, new)})

@@ -8,13 +8,20 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, State, axpy, minus, spread, stack, zeros
+from coterie.core.states import (
+    Stack,
+    State,
+    axpy,
+    minus,
+    spread,
+    stack,
+    zeros,
+)
 from coterie.core.training import local_sgd, steps
 from coterie.methods.base import Log, ServerMethod
 
@@ -121,12 +128,12 @@ class Scaffold(ServerMethod[Controlled]):
         counted = (when >= 0) & (when == sent.counted)
         return {name: torch.where(_each(counted, own[name]) > 0, proposed[name], own[name]) for name in own}
 
-    @override
     def model_for(self, state: Controlled, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """Everyone uses the one model."""
         return stack([state.model]), [0] * len(ids)
 
-    @override
     def models(self, state: Controlled) -> Mapping[str, State]:
+        """The one model."""
         return {"global": state.model}
 
 

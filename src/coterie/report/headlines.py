@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coterie.report.formatting import human_bytes, method_title, percent, percent_spread, plural, score
+from coterie.report.formatting import (
+    human_bytes,
+    method_title,
+    percent,
+    percent_spread,
+    plural,
+    score,
+)
 
 
 def run_headline(result: Mapping[str, Any]) -> str:

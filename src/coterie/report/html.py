@@ -20,7 +20,12 @@ from coterie.report.formatting import (
     plural,
     score,
 )
-from coterie.report.headlines import compare_headline, compare_warnings, lost_words, run_headline
+from coterie.report.headlines import (
+    compare_headline,
+    compare_warnings,
+    lost_words,
+    run_headline,
+)
 from coterie.runs.folder import RunFolder
 
 from . import figures
@@ -246,7 +251,10 @@ def _compare_table(summary: Mapping[str, Any]) -> str:
     loses = any(row.get("lost_mean") for row in summary["rows"])
     columns += ["Replies lost"] if loses else []
     columns += ["Time"]
-    best = max((row["accuracy_mean"] for row in summary["rows"] if row.get("accuracy_mean") is not None), default=None)
+    best = max(
+        (row["accuracy_mean"] for row in summary["rows"] if row.get("accuracy_mean") is not None),
+        default=None,
+    )
     body = []
     for index, row in enumerate(summary["rows"]):
         mean = row.get("accuracy_mean")

@@ -14,7 +14,6 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-from typing_extensions import override
 
 from coterie.core.terminal import harmless
 from coterie.report.fitted import Cell, fitted_table
@@ -98,8 +97,8 @@ class LiveView(TerminalView, SilentView):
         """Show how many clients are done in the round that is at work."""
         self._within = f"{what} {done} of {asked} clients"
 
-    @override
     def update(self, row: Row) -> None:
+        """Show the metrics of a round."""
         self._rows.append(dict(row))
         self._within = ""
         self._known |= dict.fromkeys(key for key in row if key != "log" and is_known(row[key]))

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from coterie.core.files import writing
 from coterie.report.html import write_run_report
 from coterie.report.sinks import Sink, open_sink
@@ -19,8 +17,8 @@ from coterie.runs.view import SilentView, View, Views
 class ReportWriter(SilentView):
     """Writes the report of a run when its folder is complete."""
 
-    @override
     def finished(self, result: Result, folder: Path | None) -> None:
+        """Write `report.html`."""
         if folder is not None:
             with writing(folder / "report.html", then=f"coterie report {folder}"):
                 write_run_report(folder)
@@ -33,18 +31,18 @@ class Tracker(SilentView):
         self._name, self._folder = name, folder
         self._sink: Sink | None = None
 
-    @override
     def started(self, config: Mapping[str, Any]) -> None:
+        """Open the tracker."""
         self._sink = open_sink(self._name, self._folder)
         self._sink.start(config)
 
-    @override
     def update(self, row: Mapping[str, Any]) -> None:
+        """Pass a round on."""
         if self._sink is not None:
             self._sink.round(row)
 
-    @override
     def finished(self, result: Result, folder: Path | None) -> None:
+        """Pass the result on."""
         if self._sink is not None:
             self._sink.end(json.loads(result.to_json()))
 

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from coterie.core.panels import Graph, Heatmap, Histogram, ImageGrid, Lines, Panel, Table
+from coterie.core.panels import (
+    Graph,
+    Heatmap,
+    Histogram,
+    ImageGrid,
+    Lines,
+    Panel,
+    Table,
+)
 from coterie.report.formatting import percent
 from coterie.runs.folder import RunFolder
 
@@ -56,7 +64,8 @@ def contingency(result: Mapping[str, Any]) -> str:
     rows = sorted(set(truth), key=_order)
     # groups stand in the order of the true group they mostly hold, so that agreement is a diagonal
     columns = sorted(
-        set(clusters), key=lambda found: (max(range(len(rows)), key=lambda at: counts[rows[at], found]), found)
+        set(clusters),
+        key=lambda found: (max(range(len(rows)), key=lambda at: counts[rows[at], found]), found),
     )
     most = max(counts.values())
     body = []

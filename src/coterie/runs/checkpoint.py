@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,36 +131,44 @@ class Checkpoint:
 
         A checkpoint that was made with other settings, or is beyond the `rounds` wanted, is refused.
         """
-        path = self._folder.path / _LATEST
-        try:
-            # checkpoints were once made without these; their replies are not known, so they do not fail the run
-            unmarked = {
-                "config": "",
-                "health": asdict(Health(valid=1)),
-                "index": "",
-                "index_size": 0,
-                "index_digest": "",
-            }
-            progress = wire.unpack(Progress, {**unmarked, **unsealed(path.read_bytes())}, {})
-            if progress.method != method:
-                raise CoterieError(
-                    f"The checkpoint in {self._folder.path} is of {brief(progress.method, 100)}, not of {method}; "
-                    f"run {method} with another --out."
-                )
-            self._check_settings(progress, rounds)
-            state = self._get("checkpoint", progress.state, kind)
+        with self._readable():
+            progress, state = self._saved(method, kind, rounds)
             index = MemoryIndex(self._folder)
             names = index.read(progress.index, progress.index_size, progress.index_digest, progress.memory)
             memory = {client: self._get(MEMORY_FOLDER, name, Memory) for client, name in names.items()}
-        except (OSError, wire.WireError, *UNREADABLE) as error:
-            raise CoterieError(
-                f"The checkpoint in {path.parent} cannot be read ({brief(str(error))}); "
-                "restore it, or start with another --out."
-            ) from error
         self._cut(EVENTS_FILE, progress.events)
         self._cut(METRICS_FILE, progress.metrics)
         self._index, self._state = index, progress.state
         return progress, state, memory
+
+    def state(self, method: str, kind: type[Any]) -> Any:
+        """The method's state as it was saved; nothing in the folder changes."""
+        with self._readable():
+            return self._saved(method, kind, None)[1]
+
+    def _saved(self, method: str, kind: type[Any], rounds: int | None) -> tuple[Progress, Any]:
+        # checkpoints were once made without these; their replies are not known, so they do not fail the run
+        unmarked = {"config": "", "health": asdict(Health(valid=1)), "index": "", "index_size": 0, "index_digest": ""}
+        found = unsealed((self._folder.path / _LATEST).read_bytes())
+        progress = wire.unpack(Progress, {**unmarked, **found}, {})
+        if progress.method != method:
+            raise CoterieError(
+                f"The checkpoint in {self._folder.path} is of {brief(progress.method, 100)}, not of {method}; "
+                f"run {method} with another --out."
+            )
+        self._check_settings(progress, rounds)
+        return progress, self._get("checkpoint", progress.state, kind)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn a file that is missing or damaged into one sentence."""
+        try:
+            yield
+        except (OSError, wire.WireError, *UNREADABLE) as error:
+            raise CoterieError(
+                f"The checkpoint in {(self._folder.path / _LATEST).parent} cannot be read ({brief(str(error))}); "
+                "restore it, or start with another --out."
+            ) from error
 
     def _check_settings(self, progress: Progress, rounds: int | None) -> None:
         folder = self._folder

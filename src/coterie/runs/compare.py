@@ -59,8 +59,7 @@ def compare(
     Runs that are finished in `out` are kept and half-finished ones resumed, so an interrupted comparison goes on where
     it stopped. A run that learns nothing is named in the report and at the end, and the others go on.
     """
-    if target is not None and not 0 < target <= 1:
-        raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
+    check_target(target)
     if (out / CONFIG_FILE).exists():
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
     _check_own(configs, seeds, out)
@@ -83,8 +82,30 @@ def compare(
     if not results:
         raise NothingLearnt(failed[0]["why"])
     rows = [summary(method, runs, target) for method, runs in results.items()]
+    home.write("compare.json", compared(configs[0].subject, target, seeds, rows, failed, results))
+    view.finished(out)
+    if failed:
+        raise SomeFailed(failed, rows)
+    return rows
+
+
+def check_target(target: float | None) -> None:
+    """Refuse an accuracy that cannot be reached."""
+    if target is not None and not 0 < target <= 1:
+        raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
+
+
+def compared(
+    subject: str,
+    target: float | None,
+    seeds: Sequence[int],
+    rows: Sequence[Mapping[str, Any]],
+    failed: Sequence[Mapping[str, Any]],
+    results: Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]],
+) -> bytes:
+    """The content of compare.json."""
     report = {
-        "scenario": configs[0].subject,
+        "scenario": subject,
         "target": target,
         "methods": list(results),
         "seeds": list(seeds),
@@ -92,11 +113,7 @@ def compare(
         "failed": failed,
         "runs": [folder.name for runs in results.values() for folder, _ in runs],
     }
-    home.write("compare.json", json.dumps(report, indent=1).encode())
-    view.finished(out)
-    if failed:
-        raise SomeFailed(failed, rows)
-    return rows
+    return json.dumps(report, indent=1).encode()
 
 
 def _home(out: Path, config: RunConfig, seed: int) -> Path:

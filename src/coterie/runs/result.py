@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from coterie.core.states import State
 
 _NOT_WRITTEN = ("models", "state")
+_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,38 @@ class Result:
     models: Mapping[str, State] = field(default_factory=dict, repr=False)
     state: Any = field(default=None, repr=False)
 
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Result:
+        """The result that result.json holds, of this version or of an earlier one; it has no models."""
+        known = {f.name for f in dataclasses.fields(cls)} - set(_NOT_WRITTEN)
+        blank: dict[str, Any] = dict.fromkeys(known)
+        fixed = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+        lists: dict[str, Any] = {"client_ids": [], "per_client_accuracy": [], "lost": {}, "warnings": []}
+        return cls(**{**blank, **fixed, **lists, **{key: value for key, value in written.items() if key in known}})
+
+    def __str__(self) -> str:
+        groups = f", {self.n_clusters} {'group' if self.n_clusters == 1 else 'groups'}" if self.n_clusters else ""
+        worst = f" (worst {_shown(self.worst_accuracy)})" if self.clients > 1 else ""
+        begun = f"{self.method} on {self.scenario}, seed {self.seed}, {self.rounds} rounds"
+        reached = f"{self.clients} clients{groups}, mean accuracy {_shown(self.accuracy)}{worst}"
+        return f"{begun}: {reached}; {self.bytes_down + self.bytes_up:,} bytes sent, {self.seconds:.1f} s"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with the first clients."""
+        groups: Sequence[int | None] = self.clusters or [None] * len(self.client_ids)
+        rows = [
+            f"<tr><td>{escape(client)}</td><td>{'' if group is None else group}</td><td>{_shown(accuracy)}</td></tr>"
+            for client, group, accuracy in zip(self.client_ids, groups, self.per_client_accuracy, strict=False)
+        ]
+        more = f"<p>and {len(rows) - _SHOWN} more</p>" if len(rows) > _SHOWN else ""
+        head = "<tr><th>client</th><th>group</th><th>accuracy</th></tr>"
+        return f"<p>{escape(str(self))}</p><table>{head}{''.join(rows[:_SHOWN])}</table>{more}"
+
     def to_json(self) -> str:
         """The text of `result.json`: everything but the models."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_WRITTEN}
         return json.dumps(plain, indent=1)
+
+
+def _shown(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 import warnings
@@ -68,20 +69,26 @@ def load_model(path: Path | str, model: nn.Module | Callable[[], nn.Module]) -> 
         raise CoterieError(f"Cannot read the model {file}: {reason}; name a file of a run's folder models.") from None
     except wire.WireError as error:
         raise CoterieError(f"{file} is not a model that coterie saved: {error}") from error
-    network = model if isinstance(model, nn.Module) else model()
+    network = filled(model, state, str(file))
+    metadata = _metadata_of(data)
+    return ReadyModel(network, _normalise_of(file, metadata), _scale_of(file, metadata)).eval()
+
+
+def filled(model: nn.Module | Callable[[], nn.Module], state: State, whose: str) -> nn.Module:
+    """The network with a model's weights in it; `whose` says in messages where they are from."""
+    network = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     if not isinstance(network, nn.Module):
         raise CoterieError(f"The model must be a torch.nn.Module, or a function that builds one, not {network!r}.")
     own = network.state_dict()
     differing = sorted(n for n in own.keys() | state.keys() if _form(own.get(n)) != _form(state.get(n)))
     if differing:
         raise CoterieError(
-            f"{file} is of another network: they differ in {', '.join(differing[:3])}"
+            f"{whose} is of another network: they differ in {', '.join(differing[:3])}"
             f"{', ...' if len(differing) > 3 else ''}; give the function that built the model of that run."
         )
     kind = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
     network.to(kind).load_state_dict(state)
-    metadata = _metadata_of(data)
-    return ReadyModel(network, _normalise_of(file, metadata), _scale_of(file, metadata)).eval()
+    return network
 
 
 def _metadata_of(data: bytes) -> dict[str, Any]:

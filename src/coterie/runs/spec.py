@@ -11,7 +11,12 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.deploy.boundary import check
-from coterie.deploy.protocol import Hello, RunSpec, pooled, settings_of
+from coterie.deploy.protocol import (
+    Hello,
+    RunSpec,
+    pooled,
+    settings_of,
+)
 from coterie.methods import Method
 from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig

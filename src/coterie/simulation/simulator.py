@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core import spill
 from coterie.core.checks import check_reply, largest_norm, model_norms
@@ -163,8 +162,8 @@ class Simulator(Engine):
         fits = isinstance(self.task.compiled, Refusal) and self.workers > 1
         return fits and "fork" in get_all_start_methods()
 
-    @override
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """True groups in this round."""
         groups = self.groups(ids)
         if groups is None:
             raise CoterieError("The true groups of these clients are not known, and oracle needs them.")
@@ -277,8 +276,8 @@ class Simulator(Engine):
         value = first.holding(stacked).open()
         return Replies(tuple(ids[position] for position in good), value, failed)
 
-    @override
     def note(self, text: str) -> None:
+        """Tell those who follow the run."""
         self._note(text)
 
     @property
@@ -296,8 +295,8 @@ class Simulator(Engine):
     def _recalled(self, client: ClientId) -> Memory:
         return self._draft.get(client) or self.memory.get(client, {})
 
-    @override
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
+        """Go on from a checkpoint."""
         self.memory = memory
 
     def saved(self, next_round: int) -> None:
@@ -315,8 +314,8 @@ class Simulator(Engine):
         self._touched.clear()
         return touched
 
-    @override
     def close(self) -> None:
+        """Let the workers go."""
         if self._workers is not None:
             self._workers.close()
             self._workers = None

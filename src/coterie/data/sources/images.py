@@ -77,6 +77,11 @@ def has_domain_level(folder: Path) -> bool:
     return any(_images(inner) for inner in _folders(folder))
 
 
+def images_in(folder: Path) -> list[Path]:
+    """The images of one client, in the order of their names: those of the folder, or of the folders inside it."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in _ENDINGS) or _images(folder)
+
+
 def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core import wire
 from coterie.core.cohort import Cohort, Memory
@@ -86,13 +85,13 @@ class Deployed(RoundMethod[PeerState]):
     state_type: ClassVar[type[PeerState]] = PeerState
 
     @property
-    @override
     def name(self) -> str:
+        """The method's."""
         return self.method.name
 
     @property
-    @override
     def training(self) -> LocalTraining:
+        """The method that is adapted."""
         return self.method
 
     def init(self, fed: Federation) -> PeerState:
@@ -176,8 +175,8 @@ class Deployed(RoundMethod[PeerState]):
                 fed.refuse(names[key], str(error))
         return answers
 
-    @override
     def model_for(self, state: PeerState, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
+        """This peer's model."""
         return state.model, [0] * len(ids)
 
     def assess(self, state: PeerState, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
@@ -186,8 +185,8 @@ class Deployed(RoundMethod[PeerState]):
         scores = evaluate(c, state.model)
         return Replies(c.ids, Assessment(scores.correct, scores.loss, scores.count, torch.full((1,), -1)))
 
-    @override
     def models(self, state: PeerState) -> Mapping[str, State]:
+        """This peer's model."""
         return {f"client-{self.connection.name}": row(state.model, 0)}
 
 
@@ -215,18 +214,18 @@ class PeerFederation(Engine):
         self._at_end, self._last, self._begun, self._note = at_end, last, False, note
 
     @property
-    @override
     def ids(self) -> tuple[ClientId, ...]:
+        """This peer."""
         return (self.name,)
 
     @property
-    @override
     def path(self) -> str:
+        """How it is reached."""
         return "peers over zenoh"
 
     @property
-    @override
     def registered(self) -> int:
+        """One."""
         return 1
 
     def begin(self, round: int) -> tuple[ClientId, ...]:
@@ -238,8 +237,8 @@ class PeerFederation(Engine):
         """One peer alone says nothing about groups."""
         return None
 
-    @override
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
+        """Not known to a peer."""
         raise CoterieError("The true groups are not known between real peers; choose partners in another way.")
 
     def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
@@ -250,8 +249,8 @@ class PeerFederation(Engine):
         """A peer asks others for models, never to work."""
         raise CoterieError(f"{question.function.__name__} cannot be asked of peers.")
 
-    @override
     def note(self, text: str) -> None:
+        """Tell those who watch this peer."""
         self._note(text)
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:

@@ -26,7 +26,15 @@ from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
-from coterie.methods.embedding.bits import Bits, binarise, class_means, flip, pack_bits, packing_flaws, unpack_bits
+from coterie.methods.embedding.bits import (
+    Bits,
+    binarise,
+    class_means,
+    flip,
+    pack_bits,
+    packing_flaws,
+    unpack_bits,
+)
 from coterie.methods.embedding.clustering.centroids import Centroids
 from coterie.methods.embedding.clustering.rules import check_rule, choose
 from coterie.methods.embedding.drift import with_embeddings

@@ -42,8 +42,8 @@ def features_of(inputs: Tensor, seed: int, features: int) -> Tensor:
     """Random rectified features of small versions of the inputs, the same for everyone who knows the seed."""
     if inputs.dim() == 4 and max(inputs.shape[2:]) > _SIDE:
         inputs = F.adaptive_avg_pool2d(inputs, _SIDE)
-    pixels = inputs.reshape(len(inputs), -1).float()
-    directions, shift = _projection(seed, pixels.shape[1], features)
+    pixels = inputs.flatten(1).float()
+    directions, shift = _projection(seed, int(pixels.shape[1]), features)  # in a recording it is no plain number
     return F.relu(pixels @ directions + shift)
 
 

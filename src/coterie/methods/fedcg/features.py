@@ -10,6 +10,7 @@ from torch import Tensor
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, Nothing
 from coterie.core.samples import Samples
+from coterie.core.states import State
 from coterie.methods.fedcg.domains import UNEVEN, Moments, features_of, find_domains, posterior, square, triangle
 from coterie.methods.fedcg.finders import Finder, domain_seed
 from coterie.methods.fedcg.messages import Domains, Sent, Sums
@@ -45,6 +46,13 @@ class FeatureFinder(Finder):
 
     def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
         """The student's posterior."""
-        if not sent.student:
-            return torch.full((len(samples), self.method.domains), 1 / self.method.domains)
-        return posterior(sent.student, features_of(c.task.inputs(samples.x), c.seed, self.method.features))
+        return self._posterior(sent.student, c.task.inputs(samples.x), c.seed)
+
+    def told(self, state: Domains, domain: int, seed: int, x: Tensor) -> Tensor:
+        """The student's posterior."""
+        return self._posterior(state.student, x, seed)
+
+    def _posterior(self, student: State, x: Tensor, seed: int) -> Tensor:
+        if not student:
+            return torch.full((len(x), self.method.domains), 1 / self.method.domains)
+        return posterior(student, features_of(x, seed, self.method.features))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import override
 
 from coterie.core.aggregate import combined, combined_one
 from coterie.core.cohort import Cohort
@@ -76,7 +75,15 @@ class Finder(ABC):
     def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
         """How probable each domain is for each sample of a client, as its student (or what is known) says: [n, D]."""
 
-    def together(self, sent: Sent, seen: Tensor) -> Tensor:
+    @abstractmethod
+    def told(self, state: Domains, domain: int, seed: int, x: Tensor) -> Tensor:
+        """The same of inputs of the network, outside a federation; `domain` is that of the client, -1 if unknown."""
+
+    def routed(self, state: Domains, domain: int, seed: int, x: Tensor) -> Tensor:
+        """The same, given that all inputs are of one client."""
+        return self.together(state, self.told(state, domain, seed, x))
+
+    def together(self, sent: Sent | Domains, seen: Tensor) -> Tensor:
         """The same, given that all samples are of one client."""
         return pool(seen) if sent.pooled else seen if self.method.routing == "image" else mix(seen)
 
@@ -120,6 +127,12 @@ class TeacherFinder(Finder):
         """The student's probabilities."""
         return self._said(c.task, sent.student, samples)
 
+    def told(self, state: Domains, domain: int, seed: int, x: Tensor) -> Tensor:
+        """The student's probabilities."""
+        network = domain_classifier(tuple(x.shape[1:]), self.method.domains).to(x.dtype)
+        network.load_state_dict(state.student)
+        return F.softmax(network(x), dim=-1)
+
     def taught(self, c: Cohort, sent: Sent, samples: Samples, seen: Tensor) -> Tensor:
         """The teacher's most probable domain."""
         return self._said(c.task, sent.teacher, samples).argmax(1)
@@ -156,7 +169,14 @@ class _KnownFinder(Finder):
 
     def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
         """All weight on the known domain, or the same on all."""
-        known, domains = self.known(sent, index, samples), self.method.domains
+        return self._weights(self.known(sent, index, samples))
+
+    def told(self, state: Domains, domain: int, seed: int, x: Tensor) -> Tensor:
+        """Likewise, with that of the client."""
+        return self._weights(torch.full_like(x.flatten(1)[:, 0], domain, dtype=torch.int64))
+
+    def _weights(self, known: Tensor) -> Tensor:
+        domains = self.method.domains
         if bool((known >= domains).any()):
             highest = int(known.max())
             raise CoterieError(f"fedcg: samples have domain {highest}, counted from 0; set domains to all there are.")
@@ -193,25 +213,29 @@ class ModelFinder(_KnownFinder):
         nearest = distance({"": flat(replies.value.model)}, {"": state.centres}).argmin(1)
         return replace(state, cluster={**state.cluster, **dict(zip(replies.ids, nearest.tolist(), strict=True))})
 
-    @override
     def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """That of the client."""
         return sent.domain[index].expand(len(samples))
 
 
 class OracleFinder(_KnownFinder):
     """The true groups of the clients."""
 
-    @override
     def domain_of(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Tensor:
+        """The truth."""
         return fed.truth(ids)
 
-    @override
     def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
+        """That of the client."""
         return sent.domain[index].expand(len(samples))
 
 
 class MetadataFinder(_KnownFinder):
     """The numbers beside the samples (Table 3 of the paper)."""
+
+    def told(self, state: Domains, domain: int, seed: int, x: Tensor) -> Tensor:
+        """It is not known of new samples."""
+        raise CoterieError('fedcg with find = "metadata" needs the domain of every sample; new ones come without.')
 
     def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
         """What is beside each sample."""

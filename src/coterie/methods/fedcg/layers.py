@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typing_extensions import override
 
 from coterie.core.errors import CoterieError
 from coterie.methods.fedcg.graph import DomainGraph
@@ -151,12 +150,13 @@ class DomainLayer(nn.Module):
     ) -> Tensor:
         """Every sample by all domains, weighted; by one mixed kernel where that is the same."""
         every = self.joined(torch.arange(self.domains))
-        alike = not self.on_activation and len(x) > 0 and bool((weights == weights[:1]).all())
+        plain = not self.on_activation and len(x) > 0 and not torch._C._is_tracing()  # a recording is for any batch
+        alike = plain and bool((weights == weights[:1]).all())
         kernels = self._kernels(merge(weights[:1] @ every if alike else every))
         outputs = [finish(z) for z in self._one_by_one([x] * len(kernels[0]), *kernels)]
         if alike:
             return outputs[0]
-        shares = weights.T.reshape(self.domains, len(x), *[1] * (outputs[0].dim() - 1))
+        shares = weights.T.reshape(self.domains, -1, *[1] * (outputs[0].dim() - 1))
         return (torch.stack(outputs) * shares).sum(0)
 
     def fold(self) -> None:
@@ -175,8 +175,8 @@ class DomainLayer(nn.Module):
 class DomainLinear(DomainLayer):
     """A linear layer with residuals."""
 
-    @override
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The linear map."""
         return F.linear(x, weight, bias)
 
     def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
@@ -192,8 +192,8 @@ class DomainConv2d(DomainLayer):
 
     like: nn.Conv2d
 
-    @override
     def compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution."""
         output: Tensor = self.like._conv_forward(x, weight, bias)
         return output
 
@@ -224,8 +224,8 @@ class DomainBatchNorm2d(DomainLayer):
         assert bias is not None
         return x * weight.view(-1, 1, 1) + bias.view(-1, 1, 1)
 
-    @override
     def compute_each(self, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+        """The same."""
         assert biases is not None
         turns = x.reshape(-1, len(weights), *x.shape[1:])
         return (turns * weights[..., None, None] + biases[..., None, None]).flatten(0, 1)

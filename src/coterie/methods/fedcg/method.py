@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -26,6 +27,7 @@ from coterie.core.states import Stack, State, spread, stack
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Assessment, Log, Models, Trained
+from coterie.methods.fedcg.alone import RoutedNet
 from coterie.methods.fedcg.averaging import averaged, samples_by_domain
 from coterie.methods.fedcg.equipartition import weighed
 from coterie.methods.fedcg.features import FeatureFinder, feature_sums
@@ -177,6 +179,11 @@ class FedCG(Settings):
     def models(self, state: Domains) -> Mapping[str, State]:
         """The network and, where there is one, the student."""
         return {"network": state.model, **({"student": state.student} if state.student else {})}
+
+    def ready(self, network: nn.Module, state: Domains, group: int | None, seed: int) -> nn.Module:
+        """The network that routes its inputs itself."""
+        assert isinstance(network, DomainNet)
+        return RoutedNet(network, partial(self._finder.routed, state, -1 if group is None else group, seed), self.soft)
 
     def panels(self, state: Domains, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Collapse, the weight of the residuals and the adjacency."""

@@ -7,10 +7,15 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core.cohort import Cohort
-from coterie.methods.p2p.base import Inbox, PeerMethod, PeerView, Request, renewed
+from coterie.methods.p2p.base import (
+    Inbox,
+    PeerMethod,
+    PeerView,
+    Request,
+    renewed,
+)
 from coterie.methods.p2p.topology import NO_PEER, as_rows, members
 
 
@@ -64,6 +69,6 @@ class Gossip(PeerMethod[Partners]):
         fresh = none if self.partners == "fixed" else torch.ones_like(none)
         return Partners(renewed(fresh, inbox.keys, node.partners)), inbox.mask
 
-    @override
     def neighbours(self, node: Partners) -> Tensor:
+        """Whom the peer asked last."""
         return node.partners

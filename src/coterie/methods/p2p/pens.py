@@ -10,12 +10,24 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core.cohort import Cohort
-from coterie.methods.p2p.base import Inbox, PeerMethod, PeerView, Request, best, only, renewed
+from coterie.methods.p2p.base import (
+    Inbox,
+    PeerMethod,
+    PeerView,
+    Request,
+    best,
+    only,
+    renewed,
+)
 from coterie.methods.p2p.similarity import by_loss
-from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, members
+from coterie.methods.p2p.topology import (
+    NO_PEER,
+    Keys,
+    as_rows,
+    members,
+)
 
 
 @dataclass(frozen=True)
@@ -110,8 +122,8 @@ class PENS(PeerMethod[Tally]):
             return seen[times > self.k * self.t1 / max(known, 1) - 1]
         return seen[times >= math.ceil(self.t1 * (self.l + self.k) / (known + 1))]
 
-    @override
     def neighbours(self, node: Tally) -> Tensor:
+        """In stage one those chosen last, then those chosen often."""
         return node.neighbours
 
 

@@ -15,12 +15,24 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from coterie.core.cohort import Cohort
-from coterie.methods.p2p.base import Inbox, PeerView, Request, best, only, renewed
+from coterie.methods.p2p.base import (
+    Inbox,
+    PeerView,
+    Request,
+    best,
+    only,
+    renewed,
+)
 from coterie.methods.p2p.similarity import by_loss
-from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, draw, members
+from coterie.methods.p2p.topology import (
+    NO_PEER,
+    Keys,
+    as_rows,
+    draw,
+    members,
+)
 from coterie.methods.panm.matching import confident, matched, same_group
 from coterie.methods.panm.settings import Matching, Settings
 from coterie.methods.panm.similarity import by_direction
@@ -126,8 +138,8 @@ class PANM(Settings):
         taken = draw(c.rng(peer, "matched"), np.sort(keys[fine]), self.k)
         return torch.from_numpy(np.isin(keys, taken) & fine)
 
-    @override
     def neighbours(self, node: Matching) -> Tensor:
+        """N_i."""
         return node.neighbours
 
 

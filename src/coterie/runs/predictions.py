@@ -1,0 +1,24 @@
+"""Predictions as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import numpy.typing as npt
+
+from coterie.data.schema import Schema
+
+
+def as_csv(predicted: npt.NDArray[Any], schema: Schema) -> str:
+    """One line for each sample, under the name of the target."""
+    table = predicted.reshape(len(predicted), -1)
+    names = [name for name in schema.target.split(",") if name] or ["prediction"]
+    if len(names) != table.shape[1]:
+        names = [f"prediction-{place}" for place in range(1, table.shape[1] + 1)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(table.tolist())
+    return text.getvalue()
