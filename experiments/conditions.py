@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-GIVEN_K = {"ifca": "k", "fedsem": "k", "md-icfl": "k", "ladd": "k", "fedcg": "domains"}
+GIVEN_K = {"ifca": "k", "fedsem": "k", "fedsoft": "k", "md-icfl": "k", "ladd": "k", "fedcg": "domains"}
 """Methods that are told the number of groups, and the setting that tells them."""
 PEERS = ("gossip", "pens", "panm")
 """Methods without a server: with partial participation a peer sleeps in the other rounds."""
@@ -96,6 +96,7 @@ CONDITIONS = (
     Condition("two-groups", "2 groups", groups=2),
     Condition("eight", "8 groups", groups=8),
     Condition("uneven", "groups of 30, 6, 3, 1", scenario={"group_sizes": "30,6,3,1"}),
+    Condition("mixed", "a third of another group", scenario={"mixed": 0.33}),
     Condition("few", "20 samples", scenario={"samples": 20}),
     Condition("many", "500 samples", scenario={"samples": 500}),
     Condition("dropout", "half drop out", faults={"dropout": 0.5}),

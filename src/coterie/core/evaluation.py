@@ -87,6 +87,24 @@ def losses(c: Cohort, models: Stack, part: Part = "train", *, batch: int = 0) ->
     return torch.stack([score(c.task, models, chosen(i, s)).loss for i, s in enumerate(c.part(part))], dim=1)
 
 
+def sample_losses(task: Task, models: Stack, samples: Samples) -> Tensor:
+    """The loss of every model on each of a client's samples, [K, n]."""
+    if task.loss == "cross_entropy" and samples.side is None and samples.y.dim() == 1 and len(samples):
+        found = probabilities(task, models, task.inputs(samples.x))
+        if found.dim() == 3:
+            own = found.gather(2, samples.y.view(1, -1, 1).expand(len(found), -1, 1))[..., 0]
+            return -own.double().clamp_min(torch.finfo(torch.float32).tiny).log()
+    rows = []
+    for index in range(count(models)):
+        each = [
+            float(task.loss_of(output[at : at + 1], target[at : at + 1]))
+            for output, target in _outputs(task, row(models, index), samples)
+            for at in range(len(output))
+        ]
+        rows.append(torch.tensor(each, dtype=torch.float64))
+    return torch.stack(rows)
+
+
 def probabilities(task: Task, models: Stack, inputs: Tensor) -> Tensor:
     """Class probabilities of every model for inputs already in the network's input space: [K, n, classes]."""
     compiled = task.compiled

@@ -41,6 +41,7 @@ def build(
     pixels: str | None = None,
     shift: ShiftKind | None = None,
     group_sizes: Sequence[int] = (),
+    mixed: float = 0.0,
 ) -> LazyPopulation:
     """The population of a named scenario; what is not given comes from the scenario (see `SCENARIOS`).
 
@@ -48,7 +49,8 @@ def build(
     number of further clients that never train, or a fraction of `clients`. An `alpha` where the scenario's
     partition has none makes it "dirichlet-client". `pixels` is how they are scaled, a name in `PIXELS`. `shift` is
     another way in which groups differ, a name in `SHIFTS`. `group_sizes` says how many clients each group has; with 0 a
-    group is there for a drift to new groups. `root` is the data root (see `data_root`).
+    group is there for a drift to new groups. Of every client's samples the share `mixed` is as in the next group.
+    `root` is the data root (see `data_root`).
     """
     sizes = tuple(group_sizes)
     given = _Given(clients, samples, test_samples, groups, alpha, image_size, unseen, partition, pixels, shift, sizes)
@@ -69,8 +71,10 @@ def build(
     total = _required(scenario.clients)
     extra = unseen if isinstance(unseen, int) else round(unseen * total)
     shifts = _shifts(scenario, total)
-    if sizes and len(scenario.datasets or scenario.domains) > 1:
-        raise CoterieError(f"The groups of {name} have data of their own; leave group_sizes out.")
+    if (sizes or mixed) and len(scenario.datasets or scenario.domains) > 1:
+        raise CoterieError(f"The groups of {name} have data of their own; leave group_sizes and mixed out.")
+    if not 0 <= mixed < 1:
+        raise CoterieError(f"mixed is {mixed}; give the share of a client's samples of another group, 0 to below 1.")
     ids, unseen_ids = numbered(total, extra)
     return LazyPopulation(
         ids=ids,
@@ -85,6 +89,7 @@ def build(
         training=scenario.training,
         scenario=name,
         sizes=sizes,
+        mixed=mixed,
     )
 
 

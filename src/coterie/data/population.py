@@ -75,6 +75,8 @@ class LazyPopulation:
     """The name of that scenario."""
     sizes: tuple[int, ...] = ()
     """How many clients each group has at the start; empty where all have the same number."""
+    mixed: float = 0.0
+    """The share of every client's samples, of all parts, that are as those of the next group."""
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -101,8 +103,12 @@ class LazyPopulation:
     def client(self, client: ClientId, round: int = 0) -> ClientData:
         """The data of one client as they are in that round."""
         shift, source, (train, valid, test) = self._rows(client, round)
+        other = self.shifts[(self._group(client, round) + 1) % len(self.shifts)]
 
         def shifted(pool: Pool, rows: Index) -> Callable[[], Samples]:
+            if self.mixed:
+                own, guests = self._parted(client, rows)
+                return lambda: _joined(shift(pool.take(own)), other(pool.take(guests)))
             if source.metadata is None:
                 return lambda: shift(pool.take(rows))
             beside = torch.from_numpy(source.metadata[rows])
@@ -122,9 +128,12 @@ class LazyPopulation:
         """The labels alone, without touching an image."""
         shift, source, (train, valid, test) = self._rows(client, round)
         table = np.asarray(shift.labels or range(self.classes), np.int64)
+        other = self.shifts[(self._group(client, round) + 1) % len(self.shifts)]
+        others = np.asarray(other.labels or range(self.classes), np.int64)
 
         def shifted(pool: Pool, rows: Index) -> Tensor:
-            return torch.from_numpy(table[pool.labels[rows]])
+            own, guests = self._parted(client, rows)
+            return torch.from_numpy(np.concatenate([table[pool.labels[own]], others[pool.labels[guests]]]))
 
         return Parts(
             shifted(source.train, train),
@@ -152,6 +161,13 @@ class LazyPopulation:
         order = rng(self.seed, "validation", client).permutation(len(train))
         cut = min(max(1, round(self.validation * len(train))), len(train) - 1)
         return shift, source, (train[np.sort(order[cut:])], train[np.sort(order[:cut])], test)
+
+    def _parted(self, client: ClientId, rows: Index) -> tuple[Index, Index]:
+        """The rows that a client has of its own group, and those of the next one."""
+        if not self.mixed:
+            return rows, rows[:0]
+        chosen = rng(self.seed, "mixed", client, len(rows)).permutation(len(rows))[: round(self.mixed * len(rows))]
+        return np.delete(rows, chosen), rows[np.sort(chosen)]
 
     def _number(self, client: ClientId) -> int:
         if client not in self._numbers:
@@ -191,6 +207,10 @@ class LazyPopulation:
         counts = [round(drift.fraction * n) for drift in self.drifts]
         chosen = [rng(self.seed, "drift", i).choice(n, count, replace=False) for i, count in enumerate(counts)]
         return [frozenset(numbers.tolist()) for numbers in chosen]
+
+
+def _joined(first: Samples, second: Samples) -> Samples:
+    return Samples(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]))
 
 
 def numbered(clients: int, unseen: int = 0) -> tuple[tuple[ClientId, ...], tuple[ClientId, ...]]:

@@ -21,6 +21,7 @@ from coterie.methods.fedper import FedPer
 from coterie.methods.fedprox import FedProx
 from coterie.methods.fedrep import FedRep
 from coterie.methods.fedsem import FedSEM
+from coterie.methods.fedsoft import FedSoft
 from coterie.methods.ifca import IFCA
 from coterie.methods.ladd import LADD
 from coterie.methods.local import Local
@@ -45,6 +46,7 @@ METHODS: dict[str, type[Method]] = {
         Scaffold,
         IFCA,
         FedSEM,
+        FedSoft,
         CFL,
         FedFomo,
         MDICFL,

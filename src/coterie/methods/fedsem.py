@@ -74,24 +74,34 @@ class FedSEM(ModelPerCluster[Centres]):
     def _points(self, task: Task, models: Stack) -> Tensor:
         if self.layer == "all":
             return flat(models).double()
-        last = [name for name in task.parameters if task.template[name].dim() > 1][-1]
-        return models[last].reshape(count(models), -1).double()
+        return last_layers(task, models)
 
     def _cluster(
         self, vectors: dict[str, Tensor], centroids: Tensor | None, fed: Federation
     ) -> tuple[dict[str, int], Tensor | None]:
         """Lloyd from the last centroids, so that clusters keep their numbers; ten fresh starts the first time."""
-        from sklearn.cluster import KMeans
-
         if len(vectors) < self.k:
             return dict.fromkeys(vectors, 0), None
         names = sorted(vectors)
-        points = torch.stack([vectors[name] for name in names]).numpy()
-        if centroids is None:
-            search = KMeans(self.k, n_init=10, random_state=key64(fed.seed, "k-means") % 2**32)
-        else:
-            search = KMeans(self.k, init=centroids.numpy(), n_init=1, max_iter=5)
-        with one_thread_everywhere():  # more threads add in an order that changes from call to call
-            found = search.fit(points)
-        labels = dict(zip(names, map(int, found.labels_), strict=True))
-        return labels, torch.from_numpy(found.cluster_centers_.copy())
+        points = torch.stack([vectors[name] for name in names])
+        labels, found = k_means(points, self.k, key64(fed.seed, "k-means"), centroids)
+        return dict(zip(names, labels, strict=True)), found
+
+
+def last_layers(task: Task, models: Stack) -> Tensor:
+    """The weights of every model's last layer, [C, D]."""
+    last = [name for name in task.parameters if task.template[name].dim() > 1][-1]
+    return models[last].reshape(count(models), -1).double()
+
+
+def k_means(points: Tensor, k: int, seed: int, start: Tensor | None = None) -> tuple[list[int], Tensor]:
+    """Cluster numbers and centroids: by ten fresh starts, or five steps from given centroids."""
+    from sklearn.cluster import KMeans
+
+    if start is None:
+        search = KMeans(k, n_init=10, random_state=seed % 2**32)
+    else:
+        search = KMeans(k, init=start.numpy(), n_init=1, max_iter=5)
+    with one_thread_everywhere():  # more threads add in an order that changes from call to call
+        found = search.fit(points.numpy())
+    return [int(label) for label in found.labels_], torch.from_numpy(found.cluster_centers_.copy())

@@ -54,6 +54,7 @@ class ScenarioConfig:
     drift_to: DriftTo = "other"
     shift: ShiftKind | None = None
     group_sizes: tuple[int, ...] = ()
+    mixed: float = 0.0
     layout: Layout | None = None
     client_column: str | None = None
     target_column: str | None = None

@@ -64,11 +64,13 @@ def population_of(scenario: ScenarioConfig, seed: int, task: TaskName = "auto") 
         drift=[Drift(when, share, to=scenario.drift_to) for when, share in scenario.drift],
         shift=scenario.shift,
         group_sizes=scenario.group_sizes,
+        mixed=scenario.mixed,
     )
 
 
 _SHAPING = {
-    *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels", "shift", "group_sizes"),
+    *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels"),
+    *("shift", "group_sizes", "mixed"),
 }
 _OWN = ("layout", "client_column", "target_column", "ignore", "missing", "normalise")
 
