@@ -79,21 +79,32 @@ def test_clipped_is_around_what_was_sent_to_each() -> None:
     assert float(found["w"]) == pytest.approx(37 / 4)
 
 
-def test_nobody_weighs_more_than_three_medians_or_less_than_nothing() -> None:
-    """Group 0 has the median 2 (the lower of two). Group 1 has one member that weighs: too few to say what is usual."""
+def test_nobody_weighs_more_than_the_upper_quartile_and_a_quarter_or_less_than_nothing() -> None:
+    """Three quarters of group 0 weigh up to 2: 2.5 at most. Group 1 has one member that weighs: too few to say."""
     groups = torch.tensor([0, 0, 0, 0, 1, 1])
-    assert capped(torch.tensor([1.0, 2.0, 2.0, 1e9, 50.0, -7.0]), groups).tolist() == [1.0, 2.0, 2.0, 6.0, 50.0, 0.0]
-    assert capped(torch.tensor([1.0, 1.0, 90.0]), torch.zeros(3, dtype=torch.int64)).tolist() == [1.0, 1.0, 90.0], (
-        "three are too few"
-    )
+    assert capped(torch.tensor([1.0, 2.0, 2.0, 1e9, 50.0, -7.0]), groups).tolist() == [1.0, 2.0, 2.0, 2.5, 50.0, 0.0]
+    alike = torch.zeros(9, dtype=torch.int64)
+    sizes = [1e9, 1e9, 5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0]
+    assert capped(torch.tensor(sizes), alike).tolist() == [8.75, 8.75, *sizes[2:]], "seven of nine weigh up to 7"
+    assert capped(torch.tensor([1.0, 1.0, 90.0]), alike[:3]).tolist() == [1.0, 1.0, 90.0], "three are too few"
 
 
-def test_a_heavy_reply_pulls_no_more_than_four_medians() -> None:
-    """Updates 1, 1, 1 with weights 1, and -2 with 10^9, which counts as 3 and pulls 6: shortened to -4 / 3.
+@settings(max_examples=60, deadline=None)
+@given(
+    honest=st.lists(st.integers(1, 1000), min_size=3, max_size=30),
+    claims=st.lists(st.sampled_from([1e3, 1e9, 1e300]), min_size=1, max_size=10),
+)
+def test_fewer_than_a_quarter_gain_little_by_claiming_many_samples(honest: list[int], claims: list[float]) -> None:
+    false = claims[: len(honest) // 3]  # at most a quarter of all
+    weights = torch.tensor([*map(float, honest), *false], dtype=torch.float64)
+    found = capped(weights, torch.zeros(len(weights), dtype=torch.int64))
+    assert float(found.max()) <= HEAVIEST * max(honest)
+    assert bool((found <= weights).all())
 
-    (3 - 3 * 4 / 3) / 6 = -1 / 6. With the weight alone capped it would be (3 - 6) / 6.
-    """
-    assert one("clipped", 1, 1, 1, -2, weights=torch.tensor([1, 1, 1, 1e9])) == pytest.approx(-1 / 6)
+
+def test_a_reply_that_claims_many_samples_counts_as_little_more_than_one() -> None:
+    """Updates 1, 1, 1 with weight 1, and -2 with 10^9, which counts as 1.25: (3 - 2.5) / 4.25 = 2 / 17."""
+    assert one("clipped", 1, 1, 1, -2, weights=torch.tensor([1, 1, 1, 1e9])) == pytest.approx(2 / 17)
 
 
 def test_what_no_honest_client_sends_is_not_used_at_all() -> None:
@@ -117,7 +128,7 @@ def test_clipped_is_the_mean_bit_for_bit_where_nothing_is_long(rows: list[list[f
     groups = (torch.arange(len(rows)) + shift) % 2
     sent = {"w": models["w"] - torch.tensor([1.0, 0.0, 0.0]), "n": models["n"]}  # every update has length 1
     previous = {"w": torch.zeros(2, 3), "n": torch.zeros(2, dtype=torch.int64)}
-    weights = torch.linspace(1, 2.9, len(rows), dtype=torch.float64)
+    weights = torch.linspace(1, 2.4, len(rows), dtype=torch.float64)
     plain = group_means(models, weights, groups, previous)
     found = combined("clipped", models, weights, groups, previous, sent)
     assert all(torch.equal(found[name], plain[name]) for name in plain)
@@ -218,4 +229,4 @@ def test_the_mean_is_what_the_test_above_would_find(digits: OwnPopulation) -> No
 
 
 def test_the_constants_that_the_numbers_above_were_derived_with() -> None:
-    assert (LONGEST, HEAVIEST, REACH, FAR) == (4.0, 3.0, 2.0, 10.0)
+    assert (LONGEST, HEAVIEST, REACH, FAR) == (4.0, 1.25, 2.0, 10.0)

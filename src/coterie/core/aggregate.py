@@ -14,10 +14,10 @@ Every method that averages models does it here; which rule it uses is the settin
 - `geometric`: the point with the least weighted sum of distances to the replies, by smoothed Weiszfeld steps (RFA;
   Pillutla et al. 2022, "Robust aggregation for federated learning").
 
-What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` times the median of its
-cluster; `clipped` lets no reply pull, weight times length, more than `LONGEST` median pulls; and an update more than
-`FAR` times as long as the median of all replies of a round, and as long as the model itself, is not used at all,
-neither for the mean nor for finding clusters (`too_long`).
+What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` upper quartiles of its
+cluster, so that fewer than a quarter gain little by claiming many samples (`capped`); and an update more than `FAR`
+times as long as the median of all replies of a round, and as long as the model itself, is not used at all, neither for
+the mean nor for finding clusters (`too_long`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ Rule = Literal["mean", "clipped", "median", "trimmed", "krum", "geometric"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 LONGEST = 4.0
 """`clipped` shortens updates to this many median lengths. Honest updates reached 3.8 on multi-source-digits."""
-HEAVIEST = 3.0
-"""No reply weighs more than this many median weights."""
+HEAVIEST = 1.25
+"""No reply weighs more than this many upper quartiles of the weights. It is above 1 so that sizes which differ little,
+as honest ones mostly do, stay as they are."""
 REACH = 2.0
 """Between peers `clipped` goes no farther than this many median distances."""
 FAR = 10.0
@@ -121,31 +122,31 @@ def too_long(rule: Rule, models: Stack, sent: Stack | Picked) -> dict[int, float
 
 
 def capped(weights: Tensor, groups: Tensor) -> Tensor:
-    """Weights of which none is above `HEAVIEST` times the usual one of its group, or below 0."""
+    """Weights of which none is below 0 or above `HEAVIEST` upper quartiles of its group.
+
+    Sizes are what clients say. Where fewer than a quarter of a group are false, the quartile is at most the weight of
+    its largest honest member, whatever the false ones claim.
+    """
     result = weights.double().clamp_min(0)
-    limits = {group: HEAVIEST * middle for group, _, middle in _usual(result, result, groups)}
-    for group, members in _members(result, groups):
-        result[members] = result[members].clamp_max(limits[group])
+    for _, members in _judged(result, groups):
+        quartile = result[members].sort().values[-(-3 * len(members) // 4) - 1]
+        result[members] = result[members].clamp_max(HEAVIEST * float(quartile))
     return result
 
 
 def clip_factors(models: Stack, start: Stack | Picked, weights: Tensor, groups: Tensor) -> Tensor:
-    """By what each update is multiplied, [C]: 1, or less where its length, or length times weight, is too great."""
+    """By what each update is multiplied, [C]: 1, or less where it is longer than `LONGEST` medians of its group."""
     lengths = distances(models, start)
     factors = torch.ones(len(groups), dtype=torch.float64)
-    for limit, amounts in ((LONGEST, lengths), (LONGEST, lengths * weights)):
-        for _, members, middle in _usual(amounts, weights, groups):
-            shorter = (limit * middle / amounts[members].clamp_min(_TINY)).clamp_max(1.0)
-            factors[members] = torch.minimum(factors[members], shorter)
+    for _, members in _judged(weights, groups):
+        limit = LONGEST * _middle(lengths[members]) or float("inf")
+        factors[members] = (limit / lengths[members].clamp_min(_TINY)).clamp_max(1.0)
     return factors
 
 
-def _usual(amounts: Tensor, weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor, float]]:
-    """The members of each group and the median of their amounts; infinite where too few say what is usual."""
-    return [
-        (group, members, (_middle(amounts[members]) if len(members) >= FEWEST else 0.0) or float("inf"))
-        for group, members in _members(weights, groups)
-    ]
+def _judged(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
+    """The groups with enough members to say what is usual among them."""
+    return [(group, members) for group, members in _members(weights, groups) if len(members) >= FEWEST]
 
 
 def _shortened_columns(models: Stack, start: Stack | Picked, factors: Tensor) -> Seen:
