@@ -18,9 +18,11 @@ from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
 from coterie.deploy.consent import SECRET_VARIABLE, Consent, own_secret, refused_words
 from coterie.methods import METHODS
+from coterie.methods.base import Models
 from coterie.methods.embedding.autoencoder import fresh_encoder
 from coterie.methods.embedding.bits import unpack_bits
 from coterie.methods.embedding.method import Embedding
+from coterie.methods.fedavg import FedAvg
 
 from ..tiny import driven, made, small_net, tiny_digits
 from .wiring import Here, devices, federation, poisoned
@@ -140,3 +142,16 @@ def test_a_real_client_weighs_what_its_hello_said(claim: float, digits: OwnPopul
     assert [(client, failure.reason) for _, client, failure in fed.failures] == [
         ("c3", f"it claims {claim:g} samples and said {said} when it joined")
     ]
+
+
+@pytest.mark.parametrize("refused", ["", "scores"])
+def test_a_device_that_tells_no_scores_tells_no_training_loss(
+    refused: str, digits: OwnPopulation, tmp_path: Path
+) -> None:
+    name = digits.ids[0]
+    device = Device(name, digits, tmp_path, consent=Consent(refused_words(refused)))
+    method: FedAvg = made("fedavg")
+    fed = federation(method, digits, Here({name: device}))
+    replies = fed.ask(method.train, [name], same=Models(method.init(fed).model))
+    assert replies.ids == (name,)
+    assert set(replies.losses) == (set() if refused else {name})

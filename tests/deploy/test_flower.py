@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from coterie.deploy.consent import SECRET_VARIABLE
 from coterie.deploy.flower.client import Security, join
 from coterie.deploy.flower.superlink import SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
+from coterie.deploy.protocol import Returned
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
 from coterie.report.observers import ReportWriter
@@ -161,8 +163,11 @@ def test_the_end_of_a_run_does_not_interrupt_us(deployed: Deployment, monkeypatc
 class Rogue(Device):
     """A client that does its work and then sends something else."""
 
-    def perform(self, text: str, payload: bytes, **options: Any) -> bytes:
+    def perform(self, text: str, payload: bytes, **options: Any) -> Returned:
         honest = super().perform(text, payload, **options)
+        return Returned(self._spoilt(honest.payload), -math.inf)
+
+    def _spoilt(self, honest: bytes) -> bytes:
         match self.name:
             case "0":
                 return poisoned(honest, lambda _, t: t * torch.nan if t.is_floating_point() else t)

@@ -19,6 +19,7 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import coterie.deploy.flower.app
+from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Failure
 from coterie.core.wire import WireError
@@ -38,7 +39,8 @@ from coterie.deploy.flower.transport import (
     content_of,
     opened,
 )
-from coterie.deploy.protocol import Hello, Order, pooled
+from coterie.deploy.protocol import Hello, Order, Returned, pooled, to_text
+from coterie.methods.base import Models
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import client_data
 from coterie.runs.serve import ServeOptions, serve
@@ -46,7 +48,7 @@ from coterie.runs.spec import NoMajority, agree
 
 from ..conftest import Command
 from ..tiny import made
-from .wiring import Grid, devices, run_spec
+from .wiring import Grid, devices, run_spec, task_of
 
 HELLO = Hello("a", (1, 8, 8), 10, "uint8", 10, (0.5,), (0.3,))
 
@@ -214,6 +216,12 @@ def test_nodes_are_known_by_our_names_and_errors_by_what_they_reply_to(digits: O
     assert isinstance(refused, Failure)
     assert "safetensors header" in refused.reason
     assert set(transport.look()) == {a.name, b.name}  # the silent one has said hello again
+    payload = wire.encode(Models(task_of(order.agreement).init(0)))
+    returned = transport.deliver("train", order, {a.name: payload})[a.name]
+    assert isinstance(returned, Returned)
+    direct = a.perform(to_text(order), payload)
+    assert returned.payload == direct.payload
+    assert returned.loss == pytest.approx(direct.loss, rel=1e-5), "it crosses beside the reply"
 
 
 def test_messages_that_are_not_ours_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -108,6 +109,9 @@ def test_peers_in_lock_step_end_as_simulated_ones(method: str, tmp_path: Path) -
         real, simulated = crowd.result(name).models[f"client-{name}"], alone.models[f"client-{name}"]
         assert all(torch.equal(real[entry], tensor) for entry, tensor in simulated.items())
         assert crowd.result(name).per_client_accuracy == [accuracy[name]]
+        health = json.loads((tmp_path / name / "checkpoint" / "latest.json").read_text())["health"]
+        assert health["watches_training"], "a peer watches its own training loss"
+        assert 0 < health["lowest"] <= health["first"]
         assert (tmp_path / name / "report.html").is_file()
     received = sum(crowd.result(name).bytes_down for name in NAMES)
     assert received == alone.bytes_down

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from coterie.core.federation import Failure
 from coterie.data.own import OwnPopulation
 from coterie.deploy.boundary import checked
 from coterie.deploy.memory import DiskMemory
-from coterie.deploy.protocol import Order, to_text
+from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
 from coterie.models.named import builder_named
@@ -55,6 +56,48 @@ def test_real_clients_end_as_simulated_ones(name: str, digits: OwnPopulation, tm
             memory = DiskMemory(tmp_path / client, "test").recall("nobody", 99)
             latest = made(name).own_models(remote.state, {client: memory})[client]
             assert all(torch.equal(latest[entry], tensor) for entry, tensor in kept.items())
+
+
+class Nonsense(Here):
+    """One client sends an absurd training loss with its replies."""
+
+    def deliver(self, *given: Any) -> dict[str, Returned | Failure]:
+        answers = super().deliver(*given)
+        first = min(answers)
+        lie = -1e308 if len(self.payloads) % 2 else float("nan")
+        honest = answers[first]
+        return {**answers, first: honest if isinstance(honest, Failure) else replace(honest, loss=lie)}
+
+
+@pytest.mark.parametrize("kind", [Here, Nonsense])
+def test_the_training_loss_comes_beside_the_reply(kind: type[Here], digits: OwnPopulation, tmp_path: Path) -> None:
+    """A server warns as the simulator does, without an evaluation; results and counted bytes are the same.
+
+    A client that sends nonsense changes nothing but what is said of its own loss.
+    """
+    method = replace(made("fedavg"), lr=40.0)
+    model = builder_named(MODEL, digits.shape, digits.classes)
+    alone = run(method, digits, model, rounds=4, seed=11, dtype=torch.float64, evaluate_every=100)
+    fed = federation(method, digits, kind(devices(digits, tmp_path)))
+    remote = RoundLoop(method, fed, RunOptions(rounds=4, evaluate_every=100)).run()
+    assert server_side(remote) == server_side(alone)
+    simulated, *constant = alone.warnings
+    assert re.match(r"round \d: the clients' training loss .* training diverges", simulated)
+    assert ["most frequent class" in text for text in constant] == [True], "which only the simulator knows"
+    if kind is Here:
+        assert remote.warnings == [simulated]
+    else:
+        lie, said = sorted(remote.warnings)
+        assert "the training loss of 1 of 9 clients is NaN" in lie
+        assert "the clients' training loss" in said, "a round later at most: the median is another"
+
+
+def test_a_loss_that_is_no_number_says_nothing() -> None:
+    assert Returned.of(Returned(b"x", 0.123456789).text, b"x") == Returned(b"x", 0.123457)
+    assert Returned.of(Returned(b"x").text, b"x") == Returned(b"x")
+    for text in ("one", "1" * 25, "", "0x10", "1 2"):
+        assert Returned.of(text, b"") == Returned(b"")
+    assert Returned.of("-1e999", b"").loss == -float("inf")
 
 
 @pytest.mark.parametrize("name", ["scaffold", "local", "fedsem"])

@@ -23,6 +23,7 @@ from coterie.deploy.flower.transport import answer
 from coterie.deploy.protocol import (
     Hello,
     Order,
+    Returned,
     RunSpec,
     settings_of,
     to_text,
@@ -48,12 +49,16 @@ class Here:
 
     def deliver(
         self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
-    ) -> dict[ClientId, bytes | Failure]:
-        answers: dict[ClientId, bytes | Failure] = {}
+    ) -> dict[ClientId, Returned | Failure]:
+        answers: dict[ClientId, Returned | Failure] = {}
         for client, payload in payloads.items():
             self.payloads.append(payload)
             try:
-                answers[client] = self.tamper(client, self.devices[client].perform(to_text(order), payload))
+                honest = self.devices[client].perform(to_text(order), payload)
+                changed = self.tamper(client, honest.payload)
+                answers[client] = (
+                    changed if isinstance(changed, Failure) else dataclasses.replace(honest, payload=changed)
+                )
             except CoterieError as error:
                 answers[client] = Failure("crashed", str(error))
         return answers

@@ -12,7 +12,7 @@ from typing import Any
 from coterie.core.federation import Failure, Purpose
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
-from coterie.deploy.protocol import Hello, Order, to_text
+from coterie.deploy.protocol import Hello, Order, Returned, to_text
 from coterie.deploy.server import RemoteFederation
 
 from ..deploy.wiring import run_spec, task_of
@@ -24,6 +24,7 @@ from .mutations import (
     spoilt_wire,
 )
 
+_LOSSES = ("nan", "-inf", "1e308", "-1e308", "", "9" * 40, "no number")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "scaffold": {},
@@ -45,11 +46,11 @@ class _Recorder:
     def look(self) -> Mapping[str, Hello]:
         return {name: device.hello for name, device in self.devices.items()}
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, bytes | Failure]:
-        answers: dict[str, bytes | Failure] = {}
+    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
+        answers: dict[str, Returned | Failure] = {}
         for name, payload in payloads.items():
-            answers[name] = reply = self.devices[name].perform(to_text(order), payload)
-            self.sent.append((to_text(order), payload, reply))
+            answers[name] = returned = self.devices[name].perform(to_text(order), payload)
+            self.sent.append((to_text(order), payload, returned.payload))
         return answers
 
     def tell(self, client: str, text: str) -> None: ...
@@ -77,7 +78,7 @@ def clients(population: OwnPopulation, folder: Path) -> list[Door]:
 def _performing(device: Device) -> Callable[[bytes], object]:
     def perform(data: bytes) -> bytes:
         order, payload = _unpaired(data)
-        return device.perform(order.decode(errors="replace"), payload, limit=1 << 22)
+        return device.perform(order.decode(errors="replace"), payload, limit=1 << 22).payload
 
     return perform
 
@@ -117,14 +118,15 @@ class _Forger(_Recorder):
         super().__init__(devices)
         self.whose, self.replies = whose, dict[tuple[str, bytes], bytes]()
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, bytes | Failure]:
-        answers: dict[str, bytes | Failure] = {}
+    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
+        answers: dict[str, Returned | Failure] = {}
         for name, payload in payloads.items():
             known = (f"{name} {order.action}", payload)
             if known not in self.replies:
-                self.replies[known] = self.devices[name].perform(to_text(order), payload)
+                self.replies[known] = self.devices[name].perform(to_text(order), payload).payload
             forged = self.answer is not None and name == self.whose
-            answers[name] = self.answer if forged and self.answer is not None else self.replies[known]
+            reply = self.answer if forged and self.answer is not None else self.replies[known]
+            answers[name] = Returned.of(_LOSSES[len(reply) % len(_LOSSES)] if forged else "0.5", reply)
             self.sent.append((order.action, payload, self.replies[known]))
         return answers
 

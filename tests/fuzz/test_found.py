@@ -23,7 +23,7 @@ from coterie.data.folders import from_path
 from coterie.data.own import OwnPopulation, from_arrays
 from coterie.deploy.boundary import checked
 from coterie.deploy.client import Device
-from coterie.deploy.protocol import Order, RunSpec, to_text
+from coterie.deploy.protocol import Order, Returned, RunSpec, to_text
 from coterie.methods import METHODS
 from coterie.methods.base import ServerMethod
 from coterie.runs.config import from_tables, read_tables
@@ -43,7 +43,7 @@ class Asked(Here):
 
     actions: set[str]
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, bytes | Failure]:
+    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
         self.actions = {*getattr(self, "actions", ()), order.action}
         return super().deliver(purpose, order, payloads)
 

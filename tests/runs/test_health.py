@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from coterie.core.task import Task
 from coterie.data.describe import largest_share
 from coterie.runs.evaluation import Evaluation
 from coterie.runs.health import Health
+from coterie.simulation.simulator import EngineOptions
 from tests.tiny import Rows, rows
 
 
@@ -56,22 +60,51 @@ def test_nobody_asked_is_not_nothing_learnt() -> None:
         Health(asked=2).check_end("fedavg", 3)
 
 
-def test_a_loss_that_rises_above_guessing_is_said_once() -> None:
+def watched(health: Health, *rounds: Sequence[float], guess: float | None = math.log(4)) -> list[str]:
+    """What is said of the training losses of some rounds."""
+    return [text for number, losses in enumerate(rounds) for text in health.trained(number, losses, 0.1, guess)]
+
+
+def test_a_training_loss_that_rises_above_guessing_is_said_once() -> None:
     """ln 4 = 1.386 is guessing. 0.7 -> 1.3 is below it; 1.5 is above it and more than twice 0.7; medians, not means."""
-    fine = said(Health(), judgement(0.9, 0.7), judgement(0.9, 1.3), judgement(0.9, 1.0, 1.2, 90.0))
-    assert fine == []
-    (text,) = said(Health(), judgement(0.9, 0.7), judgement(0.9, 1.5), judgement(0.9, 9.0))
+    assert watched(Health(), [0.7], [1.3], [1.0, 1.2, 90.0]) == []
+    (text,) = watched(Health(), [0.7], [1.5], [9.0])
     assert text == (
-        "round 2: the clients' loss is 1.5, where guessing gives 1.39: training diverges or overfits; try a smaller lr "
-        "(now 0.1), or bring the inputs to values of about -1 to 1"
+        "round 2: the clients' training loss has risen from 0.7 to 1.5, where guessing gives 1.39: training diverges; "
+        "try a smaller lr (now 0.1), or bring the inputs to values of about -1 to 1"
     )
-    (text,) = said(Health(), judgement(0.9, 2.8))
-    assert "the clients' loss is 2.8" in text, "2.8 > 2 * 1.386, though there is nothing to have risen from"
-    assert said(Health(), judgement(0.9, 2.0), judgement(0.9, 2.0)) == []
-    (text,) = said(Health(), judgement(0.9, 1.0), judgement(0.9, 4.5), guess=None)
-    assert "has risen from 1 to 4.5" in text
-    (text,) = said(Health(), judgement(0.9, 1.0, math.nan))
-    assert "the loss of 1 of 2 clients is NaN or infinite" in text
+    (text,) = watched(Health(), [2.9], [2.8])
+    assert "is still 2.8, where guessing gives 1.39" in text, "2.8 > 2 * 1.386 in the second round"
+    assert watched(Health(), [900.0], [400.0], [1.0]) == [], "the first round began with an untrained model; it falls"
+    assert watched(Health(), [2.0], [2.0]) == []
+    assert watched(Health(), [], [1.0], []) == [], "in a round without training nothing is known"
+
+
+def test_a_loss_without_a_scale_diverges_when_it_is_more_than_at_first() -> None:
+    """4.5 is more than 4 times 1 and more than the first; 0.5 is 50 times 0.01, but less than at first."""
+    (text,) = watched(Health(), [1.0], [4.5], guess=None)
+    assert "has risen from 1 to 4.5: training diverges" in text
+    assert watched(Health(), [1.0], [0.01], [0.5], guess=None) == []
+    assert watched(Health(), [-1.0], [-3.0], [-2.0], guess=None) == [], "a likelihood may be negative"
+
+
+def test_a_client_that_says_nonsense_hides_nothing() -> None:
+    """One client says NaN, then huge numbers, in every round; when most clients diverge it is said all the same."""
+    health = Health()
+    (text,) = watched(health, [1.0, 1.0, math.nan], [0.9, 0.9, 1e308], [0.8, 0.8, -1e308], [0.8, 0.8, math.inf])
+    assert text.startswith("round 1: the training loss of 1 of 3 clients is NaN or infinite")
+    assert health.lowest == 0.8
+    (text,) = watched(health, [math.nan, math.inf, 0.8])
+    assert "the training loss of 2 of 3 clients is NaN or infinite" in text
+    (text,) = watched(health, [8.0, 8.0, math.nan])
+    assert "has risen from 0.8 to 8" in text
+
+
+def test_the_test_loss_counts_only_where_no_training_loss_is_told() -> None:
+    rising = [judgement(0.9, 0.7), judgement(0.9, 1.5)]
+    (text,) = said(Health(), *rising)
+    assert "the clients' test loss has risen from 0.7 to 1.5" in text
+    assert said(Health(watches_training=True), *rising) == []
 
 
 def test_no_better_than_a_constant_answer() -> None:
@@ -110,16 +143,47 @@ def test_own_data_learn_with_the_default_rate_and_without_a_warning() -> None:
     assert result.warnings == []
 
 
-def test_a_run_that_diverges_is_said_live_and_in_the_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("name", ["fedavg", "gossip"])
+def test_a_run_that_diverges_is_said_live_and_in_the_report(tmp_path: Path, name: str, kernel: bool) -> None:
+    """By its training loss: the only evaluation is after the last round, and the warning comes long before it."""
     seen = Rows()
     result = coterie.run(
-        coterie.method("fedavg", lr=0.3), features(30.0), net, rounds=6, out=tmp_path / "run", view=seen
+        coterie.method(name, lr=0.3),
+        features(30.0),
+        net,
+        rounds=6,
+        out=tmp_path / "run",
+        view=seen,
+        evaluate_every=100,
+        engine=EngineOptions(kernel=kernel),
     )
-    assert result.warnings
-    assert "try a smaller lr (now 0.3)" in result.warnings[0]
-    assert f"warning: {result.warnings[0]}" in seen.notes
+    first = next(text for text in result.warnings if "training loss" in text)
+    assert re.match(r"round [1-4]: ", first), "not at the end"
+    assert "try a smaller lr (now 0.3)" in first
+    assert f"warning: {first}" in seen.notes
+    stored = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
+    assert stored["warnings"] == result.warnings
     report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "try a smaller lr (now 0.3)" in report
+
+
+def test_a_run_that_overfits_does_not_diverge() -> None:
+    """Labels drawn at random: the training loss falls to nothing while the test loss rises far above guessing."""
+    g = np.random.default_rng(0)
+    clients = {f"c{i}": (g.normal(size=(40, 5)).astype(np.float32), g.integers(0, 3, 40)) for i in range(4)}
+
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 3))
+
+    seen = Rows()
+    result = coterie.run(
+        coterie.method("local", lr=0.1, epochs=60), coterie.from_arrays(clients), wide, rounds=8, view=seen
+    )
+    losses = [row["loss"] for row in seen.rows]
+    assert losses[-1] > 2 * math.log(3), "it does overfit"
+    assert losses[-1] > 1.5 * losses[0]
+    assert not [text for text in result.warnings if "diverges" in text or "NaN" in text]
 
 
 def test_large_inputs_are_no_reason_to_refuse_a_healthy_model() -> None:

@@ -35,6 +35,8 @@ class Cohort:
     seed: int = 0
     memory: tuple[Memory, ...] = ()
     kept: dict[str, Tensor | Stack] = field(default_factory=dict)
+    losses: dict[ClientId, float] = field(default_factory=dict)
+    """The mean training loss of each client in its last training here, for those who watch the run (`local_sgd`)."""
     secret: str | None = None
     """What only this device knows; None in the simulator, whose clients' secrets follow from the seed."""
     least_flip: float = 0.0

@@ -50,8 +50,11 @@ class Compiled(Protocol):
         mu: float = 0.0,
         prox: Stack | None = None,
         correction: Stack | None = None,
-    ) -> Stack:
-        """Train every client from its row of `start`; see `local_sgd`. `order(i)` holds client i's sample numbers."""
+    ) -> tuple[Stack, dict[int, float]]:
+        """Train every client from its row of `start`; see `local_sgd`. `order(i)` holds client i's sample numbers.
+
+        Also returned is the mean loss over the samples that each client saw, by its row.
+        """
 
     def score(self, models: Stack, samples: Samples) -> tuple[Tensor, Tensor]:
         """The mean loss and the share of correct answers (NaN where there is none) of every model, [K] each."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
@@ -29,9 +29,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 Purpose = Literal["train", "evaluation"]
 
 
+SCORES = "scores"
 TELLS: Mapping[str, str] = {
     "models": "models trained on the client's data, and how many samples it has",
-    "scores": "losses, accuracies, and which of several models fits best",
+    SCORES: "losses, accuracies, and which of several models fits best",
     "labels": "how often each class occurs, or answers that depend on it",
     "brightness": "the mean of the inputs per channel",
     "features": "first and second moments of features of the inputs",
@@ -91,20 +92,29 @@ class Replies(Generic[R]):
     ids: tuple[ClientId, ...]
     value: R | None
     failed: Mapping[ClientId, Failure] = field(default_factory=dict)
+    losses: Mapping[ClientId, float] = field(default_factory=dict)
+    """The training losses that came with the replies, those of refused replies too: what the clients say, unchecked.
+    They are for who watches the run; a method does not look at them."""
 
 
 @dataclass
 class Tally:
-    """Training replies of one round: how many were asked for, how many count, and why the others do not."""
+    """Training replies of one round: how many were asked for, how many count, why the others do not, and the training
+    losses that came with them."""
 
     asked: int = 0
     valid: int = 0
     failures: list[Failure] = field(default_factory=list)
+    losses: dict[ClientId, float] = field(default_factory=dict)
 
 
 @dataclass
 class Ledger:
-    """Bytes that crossed between server and clients, by purpose; exactly the lengths of the encoded messages."""
+    """Bytes that crossed between server and clients, by purpose; exactly the lengths of the encoded messages.
+
+    What is around a message on its way is not counted: the order that goes with a question, the training loss that
+    comes with a reply (at most 24 bytes), and the carrier's own.
+    """
 
     down: dict[Purpose, int] = field(default_factory=lambda: {"train": 0, "evaluation": 0})
     up: dict[Purpose, int] = field(default_factory=lambda: {"train": 0, "evaluation": 0})
@@ -186,6 +196,9 @@ class Federation(Protocol):
     def answer(self, question: Question[R]) -> Replies[R]:
         """How a federation carries a question; methods call `ask`."""
 
+    def trained(self, losses: Mapping[ClientId, float]) -> None:
+        """Clients have trained without being asked (a peer on its own machine), with these losses."""
+
     def refuse(self, client: ClientId, reason: str) -> None:
         """Write down that the method could not use a client's reply, and why."""
 
@@ -213,7 +226,12 @@ class Engine(Federation, Protocol):
         if question.purpose == "train":
             tally = self.tally
             failures = [*tally.failures, *replies.failed.values()]
-            self.tally = Tally(tally.asked + len(question.ids), tally.valid + len(replies.ids), failures)
+            losses = {**tally.losses, **replies.losses}
+            self.tally = Tally(tally.asked + len(question.ids), tally.valid + len(replies.ids), failures, losses)
+
+    def trained(self, losses: Mapping[ClientId, float]) -> None:
+        """Add them to those of this round."""
+        self.tally = replace(self.tally, losses={**self.tally.losses, **losses})
 
     def refuse(self, client: ClientId, reason: str) -> None:
         """A failure that only the method could see."""

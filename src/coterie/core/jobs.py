@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -50,10 +50,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The stacked reply of a job's clients and what they keep."""
+    """The stacked reply of a job's clients, what they keep, and the training loss of those who trained."""
 
     reply: Message
     kept: dict[str, Tensor | dict[str, Tensor]]
+    losses: dict[ClientId, float] = field(default_factory=dict)
 
     def kept_by(self, position: int) -> Memory:
         """What one of the clients keeps: copies of its own, laid out as they would be in a file."""
@@ -85,4 +86,4 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
     sent = message if job.rows is None else message.rows(job.rows)
     assert function is not None
     with one_thread():
-        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept)
+        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)

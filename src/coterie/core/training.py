@@ -19,6 +19,9 @@ from coterie.core.optimiser import Optimiser, Updates
 from coterie.core.rng import key64
 from coterie.core.states import Stack, State, clone, row
 
+MAIN = "batches"
+"""The purpose of the training that a method is about; its loss is what a run is watched by."""
+
 
 def local_sgd(
     c: Cohort,
@@ -29,7 +32,7 @@ def local_sgd(
     mu: float = 0.0,
     correction: Stack | None = None,
     only: Collection[str] | None = None,
-    purpose: str = "batches",
+    purpose: str = MAIN,
 ) -> Stack:
     """Train every client of the cohort from its row of `start` on its own training part.
 
@@ -37,11 +40,13 @@ def local_sgd(
     torch.optim.SGD or Adam do. `prox` and `correction` have one row per client and entries for the parameters. With
     `only`, the parameters of these names are trained and the others stay, by torch alone. Two trainings of a client in
     one round draw different batches and layers if their `purpose` differs.
+
+    The mean loss over the samples that each client saw goes into `c.losses`, unless the purpose is another than `MAIN`.
     """
     compiled = c.task.compiled
     whole = only is None or set(only) >= set(c.task.parameters)
     if whole and not isinstance(compiled, Refusal) and all(compiled.takes(client.train.side) for client in c.data):
-        return compiled.train(
+        trained, losses = compiled.train(
             start,
             [client.train for client in c.data],
             lambda index: sample_order(c, index, opt.epochs, purpose),
@@ -51,19 +56,24 @@ def local_sgd(
             prox=prox,
             correction=correction,
         )
-    trained = clone(start)
-    for index in range(len(c)):
-        _torch_sgd(
-            c,
-            index,
-            row(trained, index),
-            opt,
-            row(prox, index) if prox is not None and mu else None,
-            mu,
-            row(correction, index) if correction is not None else None,
-            only,
-            purpose,
-        )
+    else:
+        trained, losses = clone(start), {}
+        for index in range(len(c)):
+            loss = _torch_sgd(
+                c,
+                index,
+                row(trained, index),
+                opt,
+                row(prox, index) if prox is not None and mu else None,
+                mu,
+                row(correction, index) if correction is not None else None,
+                only,
+                purpose,
+            )
+            if loss is not None:
+                losses[index] = loss
+    if purpose == MAIN:
+        c.losses.update({c.ids[index]: loss for index, loss in losses.items()})
     return trained
 
 
@@ -94,11 +104,11 @@ def _torch_sgd(
     correction: State | None,
     only: Collection[str] | None,
     purpose: str,
-) -> None:
-    """One client, plain autograd, in place."""
+) -> float | None:
+    """One client, plain autograd, in place; returns the mean loss over the samples seen, None where there were none."""
     task, samples = c.task, c.data[index].train
     if not len(samples) or not opt.epochs:
-        return
+        return None
     module = task.loaded(state).train()
     chosen = module.named_parameters()
     named = {name: weight for name, weight in chosen if weight.requires_grad and (only is None or name in only)}
@@ -109,9 +119,10 @@ def _torch_sgd(
     size = opt.batch_of(len(samples))
     smallest = _smallest_batch(module, opt)
     order = sample_order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
+    total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
-        other = () if purpose == "batches" else (purpose,)
+        other = () if purpose == MAIN else (purpose,)
         torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index], *other) >> 1)
         for epoch in order:
             for batch in samples.take(epoch).batches(size):
@@ -119,6 +130,7 @@ def _torch_sgd(
                     continue
                 inputs = task.inputs(batch.x)
                 loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
+                total, seen = total + len(batch) * loss.item(), seen + len(batch)
                 if not trained:
                     continue  # a part without weights has statistics, which the forward pass has renewed
                 gradients = user_code.gradients(loss, trained, inputs)
@@ -126,6 +138,7 @@ def _torch_sgd(
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             state[name].copy_(tensor)
+    return total / seen if seen else None
 
 
 def _corrected(

@@ -12,6 +12,7 @@ import torch
 
 from coterie.core import wire
 from coterie.core.errors import CoterieError
+from coterie.core.federation import SCORES
 from coterie.core.jobs import (
     Job,
     Setting,
@@ -23,7 +24,7 @@ from coterie.core.terminal import shortly
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
-from coterie.deploy.protocol import Hello, Order, RunSpec
+from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
@@ -87,7 +88,7 @@ class Device:
             square=tuple((flat**2).mean(1).tolist()),
         )
 
-    def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> bytes:
+    def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> Returned:
         """Run the client function that an order names on its message, keep what it keeps, and encode the reply.
 
         Whatever goes wrong is a `CoterieError`: an order cannot end the process that it was sent to.
@@ -96,7 +97,7 @@ class Device:
         with blamed(f"The order {order.action!r} failed here"):
             return self._performed(order, payload, limit)
 
-    def _performed(self, order: Order, payload: bytes, limit: int) -> bytes:
+    def _performed(self, order: Order, payload: bytes, limit: int) -> Returned:
         setting = self._setting(order.agreement)
         function = getattr(setting.method, order.action, None)
         if function is None or not getattr(function, "on_client", False):
@@ -109,7 +110,8 @@ class Device:
         outcome = perform(setting, job, message.with_axis() if order.each else message)
         if outcome.kept:
             memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
-        return outcome.reply.row(0).encode()
+        loss = outcome.losses.get(self.name) if self._consent.tells(SCORES) else None
+        return Returned(outcome.reply.row(0).encode(), loss)
 
     def _setting(self, spec: RunSpec) -> Setting:
         if spec not in self._settings:

@@ -42,11 +42,15 @@ class Consent:
         if self.most_questions < 0:
             raise CoterieError(f"--most-questions must be at least 0, not {self.most_questions}.")
 
+    def tells(self, word: str) -> bool:
+        """Whether this device tells such a thing (a word of `TELLS`)."""
+        return word not in self.refuse
+
     def check(self, function: Any, root: Path) -> None:
         """Refuse a question that this device does not answer; count those about its labels."""
         told = getattr(function, "tells", ())
         for word in told:
-            if word in self.refuse:
+            if not self.tells(word):
                 raise CoterieError(f"This device refuses to tell {word}, and {function.__name__} asks for it.")
         if "labels" in told and self.most_questions:
             asked = _count(root / _ASKED)

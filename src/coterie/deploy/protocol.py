@@ -35,6 +35,7 @@ INPUTS = ("uint8", "float32", "float64", "float16", "bfloat16", "int64", "int32"
 _LARGEST_INPUT = 1 << 24
 _MOST_CHANNELS = 1 << 12
 _LARGEST_WEIGHT = 10  # of a client in the common normalisation, in medians of all
+_LONGEST_LOSS = 24  # characters
 _LEAST_DEVIATION = 1e-3  # a quarter of a grey level; below it a channel counts as constant
 
 Shape = Annotated[tuple[Annotated[int, Between(1, 1 << 16)], ...], Length(1, 4)]
@@ -159,6 +160,30 @@ class Hello:
         if self.inputs == "bytes" and not all(0 <= number <= 1 for number in (*self.mean, *self.square)):
             return "the means of bytes are between 0 and 1"
         return _too_large(self.shape)
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a client sends back: its encoded reply and, beside it, the mean loss of its training if there was one.
+
+    The loss is for who watches the run alone. Nobody can check it, so nothing depends on it but what is said.
+    """
+
+    payload: bytes
+    loss: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The loss as it travels."""
+        return "" if self.loss is None else f"{self.loss:.6g}"
+
+    @classmethod
+    def of(cls, text: str, payload: bytes) -> Returned:
+        """The inverse; a text that is no number says nothing."""
+        try:
+            return cls(payload, float(text) if 0 < len(text) <= _LONGEST_LOSS else None)
+        except ValueError:
+            return cls(payload)
 
 
 def _too_large(shape: tuple[int, ...]) -> str:

@@ -21,7 +21,7 @@ from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.deploy.imagined import imagined
-from coterie.deploy.protocol import Hello, Order, RunSpec
+from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
 from coterie.deploy.replies import Expected
 
 R = TypeVar("R")
@@ -42,7 +42,7 @@ class Transport(Protocol):
 
     def deliver(
         self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
-    ) -> dict[ClientId, bytes | Failure]:
+    ) -> dict[ClientId, Returned | Failure]:
         """Send one message to each client and wait, but not for ever, for what they answer."""
 
     def tell(self, client: ClientId, text: str) -> None:
@@ -217,18 +217,20 @@ class RemoteFederation(Engine):
             common=question.message.common,
         )
         answers = self._transport.deliver(purpose, order, {client: payloads[client] for client in asked})
+        came = {client: answer for client, answer in answers.items() if isinstance(answer, Returned)}
         if question.counted:
             self.ledger.down[purpose] += sum(len(payloads[client]) for client in asked)
-            self.ledger.up[purpose] += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
+            self.ledger.up[purpose] += sum(len(answer.payload) for answer in came.values())
         failed = {client: answer for client, answer in answers.items() if isinstance(answer, Failure)}
         # a client that does not answer is not waited for a second time in this round
         self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
-        replies: Replies[R] = self._accept(question, asked, answers, failed)
+        replies: Replies[R] = self._accept(question, asked, came, failed)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         self._tell(replies.failed)
         self._judge(replies.failed)
         lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(asked)}
-        return Replies(replies.ids, replies.value, {**replies.failed, **lost})
+        losses = {client: answer.loss for client, answer in came.items() if answer.loss is not None}
+        return Replies(replies.ids, replies.value, {**replies.failed, **lost}, losses)
 
     def _tell(self, failed: Mapping[ClientId, Failure]) -> None:
         """Say whose replies are missing: of those who are gone each time, of bad ones the first of a kind."""
@@ -243,7 +245,7 @@ class RemoteFederation(Engine):
         self,
         question: Question[Any],
         ids: Sequence[ClientId],
-        answers: Mapping[ClientId, bytes | Failure],
+        answers: Mapping[ClientId, Returned],
         failed: dict[ClientId, Failure],
     ) -> Replies[Any]:
         """Open the replies that have the right form, stack them, refuse the bad ones by name."""
@@ -256,11 +258,10 @@ class RemoteFederation(Engine):
         )
         messages: dict[ClientId, Message] = {}
         for client in ids:
-            answer = answers.get(client)
-            if not isinstance(answer, bytes):
+            if client not in answers:
                 failed.setdefault(client, Failure("lost", "it did not answer"))
                 continue
-            read = expected.read(answer)
+            read = expected.read(answers[client].payload)
             if isinstance(read, Failure):
                 failed[client] = read
             else:

@@ -58,16 +58,17 @@ class KernelTask:
         mu: float = 0.0,
         prox: Stack | None = None,
         correction: Stack | None = None,
-    ) -> Stack:
+    ) -> tuple[Stack, dict[int, float]]:
         """Every client in one call of the kernel each, in place on a fresh matrix of models."""
         net, weights = self.net, vectors(self.net, start)
         anchors = vectors(net, prox) if prox is not None and mu else None
         pulls = vectors(net, correction) if correction is not None else None
+        losses: dict[int, float] = {}
         for index, samples in enumerate(clients):
             if not len(samples) or not opt.epochs:
                 continue
             batch, own, route = opt.batch_of(len(samples)), order(index), routing(net, start, index, samples)
-            net.train(
+            losses[index] = net.train(
                 weights[index],
                 self._inputs(samples),
                 self._target(samples),
@@ -84,7 +85,7 @@ class KernelTask:
                 **self._scaling(samples),
                 route=route,
             )
-        return models_of(net, weights, start)
+        return models_of(net, weights, start), losses
 
     def score(self, models: Stack, samples: Samples) -> tuple[Tensor, Tensor]:
         """Mean loss and share of correct answers of every model."""

@@ -148,9 +148,10 @@ class Checkpoint:
 
     def _saved(self, method: str, kind: type[Any], rounds: int | None) -> tuple[Progress, Any]:
         # checkpoints were once made without these; their replies are not known, so they do not fail the run
-        unmarked = {"config": "", "health": asdict(Health(valid=1)), "index": "", "index_size": 0, "index_digest": ""}
-        found = unsealed((self._folder.path / _LATEST).read_bytes())
-        progress = wire.unpack(Progress, {**unmarked, **found}, {})
+        unmarked = {"config": "", "health": {"valid": 1}, "index": "", "index_size": 0, "index_digest": ""}
+        stored = {**unmarked, **unsealed((self._folder.path / _LATEST).read_bytes())}
+        stored["health"] = {**asdict(Health()), **stored["health"]}  # it has grown, too
+        progress = wire.unpack(Progress, stored, {})
         if progress.method != method:
             raise CoterieError(
                 f"The checkpoint in {self._folder.path} is of {brief(progress.method, 100)}, not of {method}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coterie.core.errors import NothingLearnt
@@ -33,7 +34,12 @@ class Health:
     lost: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     """The first reason of each kind of failure, as an example."""
+    first: float | None = None
+    """The median loss of the first round that had one, the lowest so far, and the latest."""
     lowest: float | None = None
+    latest: float | None = None
+    watches_training: bool = False
+    """Whether clients tell their training loss."""
     said: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -56,38 +62,59 @@ class Health:
             self.lost[failure.kind] = self.lost.get(failure.kind, 0) + 1
             self.reasons.setdefault(failure.kind, failure.reason)
 
+    def trained(self, number: int, losses: Sequence[float], rate: float, guess: float | None) -> list[str]:
+        """After a round of training: what to say about the clients' training losses.
+
+        `guess` is the loss of knowing nothing.
+        """
+        self.watches_training |= bool(losses)
+        return self._losses(number, losses, "training", rate, guess)
+
     def evaluated(
         self, number: int, rounds: int, found: Evaluation, rate: float, guess: float | None, majority: float | None
     ) -> list[str]:
-        """After an evaluation: what to say about the losses and the accuracy.
+        """After an evaluation: what to say about the accuracy.
 
-        `guess` is the loss of knowing nothing, `majority` the accuracy of always answering the most frequent class.
+        `majority` is the accuracy of always answering the most frequent class. A method that trains in a loop of its
+        own tells no training loss; then the test loss stands for it.
         """
         return [
-            *self._losses(number, found.losses, rate, guess),
+            *([] if self.watches_training else self._losses(number, found.losses, "test", rate, guess)),
             *self._accuracy(number, rounds, found.known, rate, majority),
         ]
 
-    def _losses(self, number: int, losses: list[float], rate: float, guess: float | None) -> list[str]:
+    def _losses(self, number: int, losses: Sequence[float], what: str, rate: float, guess: float | None) -> list[str]:
+        """What to say about the losses of a round: clients may say anything, so the median decides."""
         if not losses:
             return []
         broken = sum(not math.isfinite(loss) for loss in losses)
-        # the median: one client that fits badly does not mean divergence
         middle = sorted(loss if math.isfinite(loss) else math.inf for loss in losses)[len(losses) // 2]
-        lowest = self.lowest
-        self.lowest = middle if lowest is None else min(lowest, middle)
+        first, lowest, before = self.first, self.lowest, self.latest
+        if math.isfinite(middle):
+            self.first = middle if first is None else first
+            self.lowest = middle if lowest is None else min(lowest, middle)
+            self.latest = middle
         remedy = f"try a smaller lr (now {rate:g}), or bring the inputs to values of about -1 to 1"
         if broken:
-            text = f"the loss of {broken} of {len(losses)} clients is NaN or infinite; {remedy}"
-            return self._say("not finite", f"round {number + 1}: {text}")
-        risen = lowest is not None and middle > _FACTOR * lowest
-        if guess is not None and middle > guess and (risen or middle > _FACTOR * guess):
-            text = f"the clients' loss is {middle:.3g}, where guessing gives {guess:.3g}: training diverges or overfits"
-            return self._say("rising", f"round {number + 1}: {text}; {remedy}")
-        if guess is None and lowest is not None and middle > _FACTOR**2 * lowest:
-            text = f"the clients' loss has risen from {lowest:.3g} to {middle:.3g}: training diverges or overfits"
-            return self._say("rising", f"round {number + 1}: {text}; {remedy}")
-        return []
+            # one client that says so must not use up what is said when most of them do
+            key = "most not finite" if 2 * broken > len(losses) else "not finite"
+            text = f"the {what} loss of {broken} of {len(losses)} clients is NaN or infinite; {remedy}"
+            said = self._say(key, f"round {number + 1}: {text}")
+            if said or not math.isfinite(middle):
+                return said
+        if first is None or lowest is None or before is None:
+            return []  # the first may well be high: it is the mean over a round that began with an untrained model
+        if guess is None:  # a loss without a known scale: more than at first, and far more than it was
+            diverges, where = middle > max(first, _FACTOR**2 * lowest), ""
+        else:
+            hardly_falls = middle > _FACTOR * guess and _FACTOR * middle > before
+            diverges = middle > guess and (middle > _FACTOR * lowest or hardly_falls)
+            where = f", where guessing gives {guess:.3g}"
+        if not diverges:
+            return []
+        how = f"has risen from {lowest:.3g} to {middle:.3g}" if middle > lowest else f"is still {middle:.3g}"
+        text = f"the clients' {what} loss {how}{where}: training diverges"
+        return self._say("rising", f"round {number + 1}: {text}; {remedy}")
 
     def _accuracy(self, number: int, rounds: int, known: list[float], rate: float, majority: float | None) -> list[str]:
         # early rounds may well be worse than a constant answer

@@ -123,8 +123,9 @@ class RoundLoop:
     def _look(self, number: int, tally: Tally, evaluation: Evaluation | None) -> None:
         """Say at once what is wrong with a round."""
         texts = self.health.replies(number, tally)
+        rate = self.method.training.opt.rate(number)
+        texts += self.health.trained(number, list(tally.losses.values()), rate, self._guess)
         if evaluation is not None:
-            rate = self.method.training.opt.rate(number)
             texts += self.health.evaluated(
                 number, self.rounds, evaluation, rate, self._guess, self._majority(evaluation)
             )

@@ -9,6 +9,7 @@ from coterie.core import spill
 from coterie.core.cohort import Memory
 from coterie.core.jobs import Job, Outcome
 from coterie.core.message import Message
+from coterie.core.samples import ClientId
 from coterie.simulation.malloc import give_back_freed_blocks
 
 
@@ -24,6 +25,7 @@ class Gathered:
         self.asked, self.done, self.size = sum(lengths), 0, 0
         self.reply: Message | None = None
         self.kept: list[list[Memory]] = [[] for _ in jobs]
+        self.losses: dict[ClientId, float] = {}
         self._lengths, self._first = lengths, [0, *accumulate(lengths)]
 
     def take(self, number: int, outcome: Outcome) -> None:
@@ -41,5 +43,6 @@ class Gathered:
             if spill.is_large(self.reply.tensors):
                 give_back_freed_blocks()
         self.kept[number] = [outcome.kept_by(position) for position in range(clients)]
+        self.losses |= outcome.losses
         self.size += clients * reply.row(0).size
         self.done += clients

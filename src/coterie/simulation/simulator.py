@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_all_start_methods
 from typing import Any, TypeVar
 
@@ -188,6 +188,8 @@ class Simulator(Engine):
         for job, kept in zip(jobs, gathered.kept, strict=True):
             self._remember(job.ids, kept)
         replies = self._accept([client for job in jobs for client in job.ids], gathered.reply, failed, purpose, counted)
+        # of those whose replies came, refused or not
+        replies = replace(replies, losses={c: loss for c, loss in gathered.losses.items() if c not in failed})
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         return replies
 

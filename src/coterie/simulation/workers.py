@@ -221,6 +221,7 @@ def _serve(setting: Setting, pipe: Connection, inherited: list[Connection], aren
             answer: object = (
                 Parcel.of(arenas.answer, reply.kind, reply.skeleton, reply.tensors),
                 Parcel.of(arenas.answer, None, *wire.pack(outcome.kept)),
+                outcome.losses,
             )
         except CoterieError as error:
             answer = error
@@ -239,7 +240,7 @@ def _read(answer: Any, arena: Arena) -> Outcome:
         raise answer
     if isinstance(answer, str):
         raise RuntimeError(f"A client function failed in a worker:\n{answer}")
-    reply, kept = answer
+    reply, kept, losses = answer
     found = kept.message(arena, copy=True)
     memory = wire.unpack(dict[str, Tensor | dict[str, Tensor]], found.skeleton, found.tensors)
-    return Outcome(reply.message(arena, copy=True), memory)
+    return Outcome(reply.message(arena, copy=True), memory, losses)

@@ -30,6 +30,7 @@ from coterie.deploy.protocol import (
     HELLO,
     Hello,
     Order,
+    Returned,
     to_text,
 )
 
@@ -86,7 +87,8 @@ def _answered(device: Device, message: Message, limit: int, note: Note) -> Recor
     if action == TOLD:
         note(f"the server says: {text[:_LONGEST_TOLD]}")
         return content_of("")
-    return content_of("", device.perform(text, payload, limit=limit))
+    returned = device.perform(text, payload, limit=limit)
+    return content_of(returned.text, returned.payload)
 
 
 def refusal(message: Message, reason: str) -> Message:
@@ -222,18 +224,18 @@ class FlowerTransport:
 
     def deliver(
         self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
-    ) -> dict[ClientId, bytes | Failure]:
+    ) -> dict[ClientId, Returned | Failure]:
         """One message to each client, and what they answer within the time that is allowed."""
         with self._link_there():
             return self._delivered(purpose, order, payloads)
 
     def _delivered(
         self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
-    ) -> dict[ClientId, bytes | Failure]:
+    ) -> dict[ClientId, Returned | Failure]:
         kind = f"{'train' if purpose == 'train' else 'query'}.{order.action}"
         text = to_text(order)
         there = {name: self._clients[name].id for name in payloads if name in self._clients}
-        answers: dict[ClientId, bytes | Failure] = {
+        answers: dict[ClientId, Returned | Failure] = {
             name: Failure("lost", "it has left") for name in payloads if name not in there
         }
         posts = [(node, kind, content_of(text, payloads[name])) for name, node in there.items()]
@@ -265,7 +267,7 @@ class FlowerTransport:
             self._quiet.add(there[name])  # it has to say hello again before it is asked again
         return answers
 
-    def _read(self, message: Message | Failure) -> bytes | Failure:
+    def _read(self, message: Message | Failure) -> Returned | Failure:
         if isinstance(message, Failure):
             return message
         if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
@@ -275,7 +277,7 @@ class FlowerTransport:
             return Failure("crashed", reason[:_LONGEST_TOLD])
         try:
             with blamed("its reply cannot be read"):
-                return opened(message.content)[1]
+                return Returned.of(*opened(message.content))
         except wire.WireError as error:
             return Failure("wrong shape", str(error))
 

@@ -107,6 +107,7 @@ class Deployed(RoundMethod[PeerState]):
             connection.announce(fed.round)
             return state, {"skipped": 1}
         trained = method.train(c, state.model)
+        fed.trained(c.losses)
         heard = torch.empty(1, 0, dtype=torch.int64)
         both = {told: Answers(trained, state.model if told else None, heard) for told in (False, True)}
         encoded = {told: wire.encode(_alone(answer)) for told, answer in both.items()}
