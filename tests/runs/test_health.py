@@ -129,7 +129,7 @@ def features(scale: float) -> coterie.Population:
         y = np.arange(60) % 3
         x = g.normal(size=(60, 5)) + 2 * np.eye(5)[y]
         clients[f"c{client}"] = ((scale * x).astype(np.float32), y)
-    return coterie.from_arrays(clients)
+    return coterie.from_arrays(clients, normalise="none")
 
 
 def net() -> nn.Module:
