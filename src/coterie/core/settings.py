@@ -50,9 +50,10 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
             raise unknown(f"value of {key}", value if isinstance(value, str) else shown(value), map(str, arguments))
         return value
     if origin in (typing.Union, types.UnionType):
-        if value is None or value in ("", "none"):
-            return None
-        return coerce(next(a for a in arguments if a is not type(None)), value, key)
+        plain = next(a for a in arguments if a is not type(None))
+        if value is None or value in ("", "none") or (value == "auto" and plain in (int, float)):
+            return None  # a number that is not set is found out
+        return coerce(plain, value, key)
     if origin is tuple:
         return _sequence(arguments, value, key)
     readers = {bool: _bool, int: _int, float: _float, str: _text}

@@ -79,7 +79,10 @@ class LocalTraining:
     batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
     lr: float | None = field(
         default=None,
-        metadata={"help": "learning rate", "shown": ", ".join(f"{name}: {r}" for name, r in DEFAULT_RATES.items())},
+        metadata={
+            "help": "learning rate; auto: the scenario's, and for own data one found by a short test before the run",
+            "shown": f"auto; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
+        },
     )
     momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the local optimiser"})
@@ -116,6 +119,8 @@ class LocalTraining:
             TITLES[cls.name] = cls.title
 
     def __post_init__(self) -> None:
+        if self.lr == "auto":  # type: ignore[comparison-overlap]  # as on the command line
+            object.__setattr__(self, "lr", None)
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
         self._require(self.lr is None or self.lr > 0, "lr", "be above 0")

@@ -188,7 +188,7 @@ class Checkpoint:
     def _cut(self, name: str, size: int) -> None:
         """Shorten a log to what it was when the checkpoint was made."""
         log = self._folder.path / name
-        if not log.is_file() or log.stat().st_size < size:
+        if not log.is_file() or not 0 <= size <= log.stat().st_size:
             raise CoterieError(f"{log} is shorter than its checkpoint says; start again with another --out.")
         with writing(log, self._folder.go_on):
             os.truncate(log, size)

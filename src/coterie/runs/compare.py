@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from coterie.core.errors import CoterieError, NothingLearnt
 from coterie.runs.config import RunConfig
-from coterie.runs.experiment import check, config_of, execute, resume
+from coterie.runs.experiment import check, config_of, defaults_of, execute, population_of, rated, resume
 from coterie.runs.folder import RunFolder
 from coterie.runs.records import CONFIG_FILE, RESULT_FILE, read_metrics
 from coterie.runs.view import View
@@ -63,6 +63,7 @@ def compare(
     if (out / CONFIG_FILE).exists():
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
     _check_own(configs, seeds, out)
+    configs = _rated(configs, seeds, out, view)
     _check(configs, seeds, out)
     home = RunFolder(out)
     view.begin(out)
@@ -118,6 +119,34 @@ def compared(
 
 def _home(out: Path, config: RunConfig, seed: int) -> Path:
     return out / f"{config.label}-seed{seed}"
+
+
+def _rated(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path, view: ComparisonView) -> Sequence[RunConfig]:
+    """The configurations with one learning rate for each kind of optimiser, where own data have none.
+
+    It is found once, with the first seed, or kept from the runs that the folder holds already.
+    """
+    rates: dict[tuple[str, float], float] = {}
+    own = [config for config in configs if config.scenario.data is not None and _optimiser(config)[1] is None]
+    for config in own:
+        for seed in seeds:
+            folder = _home(out, config, seed)
+            if (folder / CONFIG_FILE).is_file():
+                rates |= {_optimiser(config)[0]: rate for rate in [config_of(folder).settings.get("lr")] if rate}
+    for config in own:
+        if _optimiser(config)[0] not in rates:
+            population = population_of(config.scenario, seeds[0], config.task)
+            rates[_optimiser(config)[0]] = rated(replace(config, seed=seeds[0]), population, view.note).settings["lr"]
+    return [
+        replace(config, settings={**config.settings, "lr": rates[_optimiser(config)[0]]}) if config in own else config
+        for config in configs
+    ]
+
+
+def _optimiser(config: RunConfig) -> tuple[tuple[str, float], float | None]:
+    """What a rate belongs to, and the rate where one is set."""
+    method = config.build_method(defaults_of(config))
+    return (method.optimiser, method.momentum), method.lr
 
 
 def _check(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path) -> None:

@@ -182,7 +182,7 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
         if key in _TABLES or key == "settings":
             if not isinstance(value, Mapping):
                 raise CoterieError(f"{key} must be a table ([{key}]), not {shown(value)}.")
-            values[key] = from_settings(_TABLES[key], value, key) if key in _TABLES else dict(value)
+            values[key] = from_settings(_TABLES[key], value, key) if key in _TABLES else _set(value)
         else:
             values[key] = coerce(_PLAIN[key], value, key)
     if "method" not in values:
@@ -192,6 +192,11 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
     expanded = kind.expand(config.settings, config.scenario.preset_name)
     settings = dataclasses.asdict(from_settings(kind, expanded, config.method))
     return dataclasses.replace(config, settings={key: settings.get(key, own) for key, own in config.settings.items()})
+
+
+def _set(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a method; a rate that is "auto" is one that is not set."""
+    return {key: value for key, value in settings.items() if (key, value) != ("lr", "auto")}
 
 
 _PLAIN: dict[str, Any] = {

@@ -22,6 +22,7 @@ from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig, ScenarioConfig, from_tables, read_tables
 from coterie.runs.folder import RunKind, check_kind, finished, holds_comparison
+from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
 from coterie.runs.simulate import simulate
 from coterie.runs.view import View, Views
@@ -126,6 +127,7 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
     if config.scenario.data is None and config.scenario.name not in SCENARIOS:
         build(config.scenario.name, seed=config.seed)  # refuses the name
     population = population_of(config.scenario, config.seed, config.task)
+    config = rated(config, population, views.note)
     return simulate(
         config.build_method(defaults_of(config)),
         population,
@@ -139,6 +141,18 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
         config=config.to_toml(),
         resume=resume,
     )
+
+
+def rated(config: RunConfig, population: Population, note: Callable[[str], None]) -> RunConfig:
+    """The configuration with a learning rate: own data have one found by a test, unless the user sets one."""
+    method = config.build_method(defaults_of(config))
+    if config.scenario.data is None or method.lr is not None:
+        return config
+    task = Task.of(builder_of(config, population), population, task=config.task, dtype=config.torch_dtype)
+    task = dataclasses.replace(task, use_kernel=config.engine.kernel)
+    found = found_rate(task, population, method.opt, config.seed)
+    note(found.said)
+    return dataclasses.replace(config, settings={**config.settings, "lr": found.rate})
 
 
 def check(configs: Sequence[RunConfig]) -> None:

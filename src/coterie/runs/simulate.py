@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from coterie.methods.p2p.simulation import in_simulator
 from coterie.runs.folder import IN_PYTHON, RunFolder
 from coterie.runs.loop import RoundLoop
 from coterie.runs.options import RunOptions
+from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
 from coterie.runs.view import View, Views
 from coterie.simulation.faults import Faults
@@ -48,12 +50,16 @@ def simulate(
         raise CoterieError('The method must be a name such as "fedavg", or coterie.method(NAME, ...) with settings.')
     if not len(population.ids):
         raise CoterieError("There are no clients; a federation needs at least one.")
-    method = in_simulator(_with_rate(method, population))
     faults, engine, views = faults or Faults(), engine or EngineOptions(), Views(view)
     task = Task.of(model, population, task=options.task, loss=loss, dtype=options.torch_dtype)
+    task = dataclasses.replace(task, use_kernel=engine.kernel)
+    method = _with_rate(method, population)
+    if isinstance(method, LocalTraining) and method.lr is None and is_own(population):
+        method = dataclasses.replace(method, lr=_own_rate(method, task, population, options.seed, out, views))
+    method = in_simulator(method)
     fed = Simulator(
         method,
-        method.task(dataclasses.replace(task, use_kernel=engine.kernel)),
+        method.task(task),
         population,
         seed=options.seed,
         faults=faults,
@@ -79,6 +85,24 @@ def _with_rate(method: Method | RoundMethod[Any], population: Population) -> Met
     if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:
         return method
     return dataclasses.replace(method, lr=rate)
+
+
+def is_own(population: Population) -> bool:
+    """Whether the data are the user's own, made by one of the `from_...` functions."""
+    return getattr(population, "schema", None) is not None
+
+
+def _own_rate(
+    method: LocalTraining, task: Task, population: Population, seed: int, out: Path | None, views: View
+) -> float:
+    """The rate that the folder of a run to go on with has kept, or one that a test finds now."""
+    kept = RunFolder(out).config if out is not None and out.is_dir() else ""
+    rate = tomllib.loads(kept).get("settings", {}).get("lr") if kept else None
+    if isinstance(rate, float):
+        return rate
+    found = found_rate(task, population, method.opt, seed)
+    views.note(found.said)
+    return found.rate
 
 
 def _described(method: LocalTraining, options: RunOptions, faults: Faults, engine: EngineOptions) -> str:

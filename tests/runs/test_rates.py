@@ -1,0 +1,147 @@
+"""The learning rate of own data: found by a test, kept in the configuration, shared by a comparison."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_diabetes, load_digits, load_wine
+from torch import nn
+
+import coterie
+from coterie.core.optimiser import Optimiser
+from coterie.core.task import Task
+from coterie.data import from_arrays
+from coterie.runs.rates import RATES, found_rate
+
+from ..conftest import Command
+
+
+def parts(x: Any, y: Any, clients: int = 5) -> dict[str, tuple[Any, Any]]:
+    order = np.random.default_rng(0).permutation(len(x))
+    return {f"c{i}": (x[rows].astype(np.float32), y[rows]) for i, rows in enumerate(np.array_split(order, clients))}
+
+
+def network(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs))
+
+
+def like_har(clients: int = 5) -> dict[str, tuple[Any, Any]]:
+    """As UCI-HAR: 561 features in [-1, 1], six activities, every subject a little different."""
+    g = np.random.default_rng(0)
+    centres, mixing = g.normal(size=(6, 12)), g.normal(size=(12, 561)) / 3
+    made = {}
+    for client in range(clients):
+        y = g.integers(0, 6, 100)
+        hidden = centres[y] + 0.7 * g.normal(size=(100, 12)) + 0.5 * g.normal(size=12)
+        made[f"s{client}"] = (np.tanh(hidden @ mixing).astype(np.float32), y)
+    return made
+
+
+DIGITS, WINE = load_digits(return_X_y=True), load_wine(return_X_y=True)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("clients", "normalise", "inputs", "outputs", "least"),
+    [
+        (parts(*DIGITS), "none", 64, 10, 0.93),  # 0 to 16: SGD at 0.1 diverges
+        (parts(*DIGITS), "auto", 64, 10, 0.93),
+        (parts(*WINE), "auto", 13, 3, 0.9),
+        (like_har(), "auto", 561, 6, 0.85),
+    ],
+    ids=["digits as they are", "digits", "wine", "like HAR"],
+)
+def test_fedavg_learns_fast_at_the_rate_that_is_found(
+    clients: Any, normalise: Any, inputs: int, outputs: int, least: float, optimiser: str
+) -> None:
+    population = from_arrays(clients, normalise=normalise)
+    method = coterie.method("fedavg", optimiser=optimiser)
+    result = coterie.run(method, population, lambda: network(inputs, outputs), rounds=8, evaluate_every=8)
+    assert result.accuracy >= least
+
+
+def test_a_regression_too() -> None:
+    """On the diabetes data a linear model explains about half of the variance; half of that is learnt in 8 rounds."""
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    population = from_arrays(parts(x, y.astype(np.float32)), task="regression")
+    task = Task.of(lambda: network(10, 1), population, task="regression")
+    found = found_rate(task, population, Optimiser(5, 32, None, 0.9), 0)
+    assert found.after < 0.8 * found.before
+
+
+def test_the_same_seed_finds_the_same_rate_in_any_order_of_clients() -> None:
+    clients = parts(*WINE)
+    there, back = (from_arrays(given) for given in (clients, dict(reversed(clients.items()))))
+    found = [
+        found_rate(Task.of(lambda: network(13, 3), population), population, Optimiser(5, 32, None, 0.9), 3)
+        for population in (there, there, back)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert found[0].rate in RATES
+    assert found[0].clients == 4
+
+
+def test_without_a_rate_that_learns_the_usual_one_is_taken() -> None:
+    """Without any signal in the inputs nothing can be learnt: all are 0 and the labels are even."""
+    x, y = np.zeros((40, 2), np.float32), np.arange(40) % 2
+    population = from_arrays({"a": (x, y, x, y)})
+
+    def still() -> nn.Module:
+        made = nn.Linear(2, 2)
+        nn.init.zeros_(made.bias)
+        return made
+
+    found = found_rate(Task.of(still, population), population, Optimiser(1, 40, None, 0.0), 0)
+    assert found.rate == 0.01
+    assert "set lr yourself" in found.said
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    for client, (x, y) in parts(WINE[0], WINE[1], 4).items():
+        rows = "\n".join(f"{','.join(map(str, row))},kind {label}" for row, label in zip(x, y, strict=True))
+        (tmp_path / "wine").mkdir(exist_ok=True)
+        (tmp_path / "wine" / f"{client}.csv").write_text(f"{','.join(f'f{i}' for i in range(13))},y\n{rows}\n")
+    (tmp_path / "model.py").write_text(
+        "from torch import nn\n\n\ndef build():\n"
+        "    return nn.Sequential(nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, 3))\n"
+    )
+    return tmp_path
+
+
+def lr_of(folder: Path) -> Any:
+    return tomllib.loads((folder / "config.toml").read_text()).get("settings", {}).get("lr")
+
+
+def test_a_comparison_shares_one_rate_and_goes_on_with_it(own: Path, coterie: Command) -> None:
+    command = ["compare", "fedavg", "local", "--data", own / "wine", "--model", f"{own / 'model.py'}:build", "--rounds"]
+    said = coterie(*command, 2, "--seeds", "0,1", "--set", "local.momentum=0.5", "--out", own / "runs")
+    assert said.code == 0, said.err
+    rates = {
+        name: lr_of(own / "runs" / name) for name in ("fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1")
+    }
+    assert rates["fedavg-seed0"] == rates["fedavg-seed1"] in RATES
+    assert rates["local-seed0"] == rates["local-seed1"] in RATES
+    again = coterie(*command, 2, "--seeds", "0,1", "--set", "local.momentum=0.5", "--out", own / "runs")
+    assert again.code == 0, again.err
+
+
+def test_a_run_writes_the_rate_to_its_configuration_and_says_it(own: Path, coterie: Command) -> None:
+    command = ["run", "fedavg", "--data", own / "wine", "--model", f"{own / 'model.py'}:build", "--rounds", 2]
+    said = coterie(*command, "--set", "lr=auto", "--out", own / "run")
+    assert said.code == 0, said.err
+    assert f"lr = {lr_of(own / 'run'):g}, found by a test on 4 clients" in said.out + said.err
+    said = coterie(*command, "--set", "lr=0.02", "--out", own / "set")
+    assert lr_of(own / "set") == 0.02
+    assert "found by a test" not in said.out + said.err
+
+
+def test_named_scenarios_keep_their_rates(coterie: Command, tmp_path: Path) -> None:
+    said = coterie("run", "fedavg", "--clients", 4, "--rounds", 1, "--set", "lr=auto", "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    assert "found by a test" not in said.out + said.err
+    assert lr_of(tmp_path / "run") is None
