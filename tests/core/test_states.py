@@ -25,7 +25,6 @@ from coterie.core.states import (
     mean,
     minus,
     mix,
-    nbytes,
     row,
     spread,
     stack,
@@ -175,10 +174,6 @@ def test_distance_and_cosine_by_hand() -> None:
     angles = cosine(matrix)
     assert float(angles[0, 1]) == pytest.approx(math.sqrt(0.5))
     assert angles[2].tolist() == [0.0, 0.0, 0.0]
-
-
-def test_nbytes_counts_raw_numbers() -> None:
-    assert nbytes({"w": torch.zeros(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) == 3 * 2 * 4 + 3 * 8
 
 
 class Sevens:

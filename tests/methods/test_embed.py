@@ -19,7 +19,6 @@ from coterie.methods.embedding.bits import (
     pack_bits,
     packed_size,
     packing_flaws,
-    read_vectors,
     unpack_bits,
 )
 from coterie.methods.embedding.privacy import epsilon_per_bit, epsilon_total, flip_for
@@ -98,16 +97,6 @@ def test_bad_packed_embeddings_are_found_by_row() -> None:
     assert packing_flaws(good, 20) == {1: "its embedding has bits set beyond its length of 20"}
     assert "shape (3,) instead of (4,)" in packing_flaws(good, 32)[0]
     assert "float32, not packed bits" in packing_flaws(good.float(), 20)[1]
-
-
-def test_plain_vectors_are_refused_by_name() -> None:
-    assert read_vectors({"ann": [0, 1, 1], "bob": np.array([1.0, 0, 0])}, 3).tolist() == [[0, 1, 1], [1, 0, 0]]
-    with pytest.raises(CoterieError, match="client bob has shape"):
-        read_vectors({"ann": [0, 1, 1], "bob": [0, 1]}, 3)
-    with pytest.raises(CoterieError, match="client ann is not binary"):
-        read_vectors({"ann": [0, 1, 0.5]}, 3)
-    with pytest.raises(CoterieError, match="no embeddings"):
-        read_vectors({}, 3)
 
 
 def test_epsilon() -> None:

@@ -197,8 +197,3 @@ def cosine(matrix: Tensor, other: Tensor | None = None) -> Tensor:
 def _unit(matrix: Tensor) -> Tensor:
     norm = matrix.norm(dim=1, keepdim=True)
     return torch.where(norm > 0, matrix / norm.clamp_min(torch.finfo(matrix.dtype).tiny), 0.0)
-
-
-def nbytes(models: Stack) -> int:
-    """Bytes of the raw numbers."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in models.values())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -80,21 +78,3 @@ def packing_flaws(packed: Tensor, length: int) -> dict[int, str]:
         return {}
     beyond = (packed[:, -1].numpy() & ((1 << spare) - 1)) != 0
     return {row: f"its embedding has bits set beyond its length of {length}" for row in rows if beyond[row]}
-
-
-def read_vectors(vectors: Mapping[str, Sequence[float] | NDArray[np.generic] | Tensor], length: int) -> Bits:
-    """Embeddings that come as plain numbers, by client: all of this length, all 0 or 1, or refused by name."""
-    rows = []
-    for client, vector in vectors.items():
-        numbers = np.asarray(vector)
-        if numbers.shape != (length,):
-            raise CoterieError(
-                f"The embedding of client {client} has shape {numbers.shape} instead of ({length},); "
-                "embed its data with the encoder of this federation."
-            )
-        if not np.isin(numbers, (0, 1)).all():
-            raise CoterieError(f"The embedding of client {client} is not binary; round it to 0 and 1 first.")
-        rows.append(numbers.astype(np.uint8))
-    if not rows:
-        raise CoterieError("There are no embeddings; give at least one client's.")
-    return np.stack(rows)
