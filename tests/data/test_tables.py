@@ -205,7 +205,7 @@ def test_missing_values(tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match="leaves none"):
         from_path(tmp_path, missing="drop")
     put(tmp_path, c="a,y\n1,\n2,0\n3,1\n4,1\n")
-    with pytest.raises(CoterieError, match="what shall be predicted"):
+    with pytest.raises(CoterieError, match="what is predicted"):
         from_path(tmp_path, missing="mean")
     assert len(everything(own(tmp_path, missing="drop"), "c")[0]) == 3
 

@@ -264,7 +264,7 @@ def certs(
     say = Console(soft_wrap=True, highlight=False, markup=False)
     stay = [path.name for path in new if path.parent == folder]
     if stay:
-        say.print(f"{folder}: {', '.join(stay)} (the keys stay here, ca.pem may be seen by everybody)")
+        say.print(f"{folder}: {', '.join(stay)} (the keys stay here, ca.pem is public)")
     for name in listed:
         files = ", ".join(path.name for path in new if path.parent == folder / "clients" / name)
         say.print(f"{folder / 'clients' / name}: {files} (for {name}, over a channel you trust)")

@@ -163,7 +163,7 @@ def _refuse_gaps(tables: Mapping[ClientId, Table], name: str, missing: Missing) 
     worst = max(counts, key=lambda client: counts[client])
     what = f"Column {shown(name)} lacks {gaps} of {rows} values (client {worst}: {counts[worst]})"
     if missing == "mean":
-        raise CoterieError(f"{what}, and it is what shall be predicted; remove these rows, or use missing = drop.")
+        raise CoterieError(f"{what}, and it is what is predicted; remove these rows, or use missing = drop.")
     raise CoterieError(
         f"{what}; fill them in, or say --set scenario.missing=mean (the mean of the column) or "
         "--set scenario.missing=drop (leave these rows out)."

@@ -30,7 +30,9 @@ class APFL(PersonalMethod):
     that the client is sent. A client uses v-bar_i with the common w; one that has no v_i yet uses w.
     """
 
-    alpha: float = field(default=0.5, metadata={"help": "share of the own model in the mixture at first (alpha_i)"})
+    alpha: float = field(
+        default=0.5, metadata={"help": "share of the personal model in the mixture at first (alpha_i)"}
+    )
     adapt: bool = field(default=True, metadata={"help": "whether every client learns its alpha_i"})
 
     name: ClassVar[str] = "apfl"

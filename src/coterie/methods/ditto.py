@@ -23,7 +23,7 @@ class Ditto(PersonalMethod):
 
     lam: float = field(default=0.5, metadata={"help": "how strongly v_k is held near w (lambda); tune in 0.05 .. 2"})
     own_epochs: int = field(
-        default=0, metadata={"help": "epochs on the own model (s); 0: as many as on the common one"}
+        default=0, metadata={"help": "epochs on the client's own model (s); 0: as many as on the common one"}
     )
 
     name: ClassVar[str] = "ditto"

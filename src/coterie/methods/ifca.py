@@ -1,6 +1,6 @@
 """IFCA: every client picks, among K models, the one that fits its data (Ghosh et al., 2020).
 
-No client has a cluster before it chooses one, and newcomers choose as everybody does, whenever they are asked.
+No client has a cluster before it chooses one, and newcomers choose as all do, whenever they are asked.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class MemoryIndex:
         return (*([self.file] if self.file else []), *self._names.values())
 
     def add(self, changed: Mapping[ClientId, str], number: int) -> list[str]:
-        """New files of some clients, in the checkpoint before round `number`; returned are those nobody needs now."""
+        """New files of some clients, in the checkpoint before round `number`; returned are those not needed now."""
         if not changed and (self.file or not self._names):
             return []
         old = [self._names[client] for client in changed if client in self._names]

@@ -1,7 +1,7 @@
 """Clients that lie on purpose: what they send in place of their replies, in the simulator.
 
 Their replies have the right form, so that no check of the form can find them. What they do is the worst that simple
-attackers do; `hidden` is made by attackers who know what everybody else sends.
+attackers do; `hidden` is made by attackers who know what all others send.
 """
 
 from __future__ import annotations

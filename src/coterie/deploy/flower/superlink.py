@@ -61,7 +61,7 @@ _SILENCE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """The server's certificate and its CA, and the public keys of the clients it accepts (none: everybody)."""
+    """The server's certificate and its CA, and the public keys of the clients it accepts (none: all)."""
 
     ca: Path
     certificate: Path

@@ -257,7 +257,7 @@ class PeerConnection:
         return said
 
     def look_up_progress(self) -> None:
-        """How far everybody is, for one who has just come."""
+        """How far all others are, for a peer that has just come."""
         for name, text in self.ask("progress", sorted(self.others())).items():
             self._presence.look_up(name, text)
 

@@ -68,7 +68,7 @@ class Pace:
     """How peers wait for each other."""
 
     lock_step: bool = True
-    """Everybody finishes round t before anybody goes on to choose in it; else everyone at its own pace."""
+    """All peers finish round t before any goes on to choose in it; else each goes at its own pace."""
     seconds: float = 10.0
     """How long an answer, or a peer that is behind, is waited for."""
 
@@ -102,7 +102,7 @@ class Deployed(RoundMethod[PeerState]):
     def step(self, state: PeerState, fed: Federation) -> tuple[PeerState, Log]:
         """Train, offer the result, ask others, update. One who is behind the others skips what they have done."""
         connection, method, c = self.connection, self.method, _cohort(fed)
-        # one that says it is far ahead does not make everybody skip: most of them must be
+        # one that says it is far ahead does not make all others skip: most of them must be
         if self.pace.lock_step and median_high([*connection.progress().values()] or [-1]) > fed.round:
             connection.announce(fed.round)
             return state, {"skipped": 1}

@@ -1,6 +1,6 @@
 """Whose words these are: what peers tell each other, signed with the key of the certificate that bears their name.
 
-mTLS admits everybody whom the CA has signed, and no more: which of them speaks is not part of a zenoh message. So a
+mTLS admits all peers that the CA has signed, and no more: which of them speaks is not part of a zenoh message. So a
 peer shows its certificate when it introduces itself, and signs that introduction, its progress and its models.
 """
 

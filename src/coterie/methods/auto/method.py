@@ -51,7 +51,7 @@ class Auto(ServesClusters[Groups]):
     state_type: ClassVar[type[Groups]] = Groups
 
     def init(self, fed: Federation) -> Groups:
-        """Everybody in one group."""
+        """All clients in one group."""
         models = stack([fed.task.init(fed.seed)])
         return Groups(models, models, {}, {}, {}, {}, torch.zeros(1, BLOCKS, width(fed.task)), [0.0], {})
 
@@ -118,7 +118,7 @@ class Auto(ServesClusters[Groups]):
 
     @on_client("models", "scores")
     def train(self, c: Cohort, sent: Models) -> Visit:
-        """On the client: local training from the model of the own group."""
+        """On the client: local training from the model of its group."""
         loss = evaluate(c, sent.models, "train").loss
         return Visit(local_sgd(c, sent.models, self.opt), c.size, loss)
 
@@ -140,7 +140,7 @@ class Auto(ServesClusters[Groups]):
 
     @on_client("models", "scores")
     def compare(self, c: Cohort, sent: Pair) -> Weighed:
-        """On the client: the losses of both models under the own label prior; then train that of the whole group."""
+        """On the client: the losses of both models under its own label prior; then train that of the whole group."""
         pair = {name: torch.stack([tensor, sent.part[name]], 1) for name, tensor in sent.whole.items()}
         losses = [
             losses_under_prior(c.task, _of(pair, i), sent.shares[i], d.train, d.train) for i, d in enumerate(c.data)
@@ -149,7 +149,7 @@ class Auto(ServesClusters[Groups]):
 
     @on_client("models", "scores")
     def choose(self, c: Cohort, sent: Sent) -> Weighed:
-        """On the client: the losses of all groups' models under the own label prior; then train the best."""
+        """On the client: the losses of all groups' models under its own label prior; then train the best."""
         losses = self._losses(c, sent)
         return Weighed(local_sgd(c, take(sent.models, losses.argmin(1)), self.opt), c.size, losses)
 

@@ -117,7 +117,7 @@ def _cut(tree: Numbers, parts: int) -> Labels:
 def _refined(directions: Numbers, labels: Labels) -> Labels:
     """Each client moves to the part whose members, itself left out, point most alike, until all stay.
 
-    A part of one has nobody left to compare with, so it joins another.
+    A part of one has no other part to compare with, so it joins another.
     """
     for _ in range(_MOVES):
         parts = int(labels.max()) + 1

@@ -59,7 +59,7 @@ def draw(generator: np.random.Generator, among: Keys, number: int, without: Keys
 def acquaintances(
     topology: Topology, ids: Sequence[ClientId], *, seed: int, degree: int, bridges: int
 ) -> dict[ClientId, Keys] | None:
-    """Whom every peer can reach at the start, both ways; None where everybody reaches everybody.
+    """Whom every peer can reach at the start, both ways; None where every peer reaches every other.
 
     random: everyone draws `degree` others. ring: `degree` nearest on a ring. islands: groups of `degree` + 1 that know
     each other, drawn at random, and `bridges` links from each island to the next.

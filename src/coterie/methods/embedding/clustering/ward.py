@@ -36,7 +36,7 @@ class Tree:
 
     @property
     def root(self) -> int:
-        """The node that holds everybody."""
+        """The node that holds all points."""
         return 2 * self.points - 2
 
     def children(self, node: int) -> tuple[int, int]:
