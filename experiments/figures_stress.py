@@ -11,6 +11,7 @@ from typing import Any
 
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.methods import METHODS
+from coterie.report.page import Page, card
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import execute
 from experiments.conditions import CONDITIONS, KINDS, Condition, Kind
@@ -101,6 +102,15 @@ def drawn(file: Path, kind: Kind, out: Path) -> str:
     cells = summarised(records(file), kind.name)
     picture = heat_map(cells, [m for m in METHODS if any(k[0] == m for k in cells)], CONDITIONS, kind.label)
     (out / f"stress-{kind.name}.svg").write_text(picture)
+    page = Page(
+        title="Stress matrix · coterie",
+        eyebrow="coterie · stress matrix",
+        headline=f"Every method where its paper never went: {kind.label}",
+        meta=f"{sum(cell.runs for cell in cells.values())} runs",
+    )
+    note = "Points of mean accuracy lost against Oracle under the same condition and seed; below it the ARI."
+    page.section("Heat map", [card("Points lost", f"<div class='scroll'>{picture}</div>", note, wide=True)])
+    page.write(out / f"stress-{kind.name}.html")
     text = tables(cells)
     (out / f"table-{kind.name}.md").write_text(text)
     return text
