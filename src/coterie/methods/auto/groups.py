@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,12 +31,16 @@ from coterie.methods.clustered import Choice
 
 RATE, DEBT = 0.12, 7.0
 """Extra downloads: this share of all visits, that of so many rounds in advance; 8 % of FedAvg's bytes in 20 rounds."""
-FIRST_LOOKS, LOOK_EVERY = 5, 4
+FIRST_LOOKS, LOOK_EVERY = 6, 4
+_AGAIN = 2
 ASK = 1.5
 """The t of the looks from which members are asked (without groups it is about -5); more while there are few looks."""
-_LOOKS, _MANY, _COVER = 2.0, 3.5, 0.6
+_LOOKS, _MANY, _COVER = 2.0, 5.0, 0.6
 MISFIT = 2.0
 """A client whose loss on arrival is so many times what it was, and what its fellows have, no longer fits."""
+_NEW_MISFIT = 3.0
+_LITTLE = 0.25  # members that gain less than this share of the mean are asked where they belong
+_SKEWED, _FEW_SKEWED = 0.15, 0.2
 _LATEST = 1 << 28  # bytes of updates that the server keeps
 
 
@@ -88,16 +93,16 @@ def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
         elif question and client in question.part and client not in question.gain and left >= 1:
             plan.voters.append(client)
             left -= 1
-        elif _looks(state.looks.get(client), known):
+        elif _looks(state.looks.get(client), known, FIRST_LOOKS if groups == 1 else _AGAIN):
             plan.lookers.append(client)
         else:
             plan.others.append(client)
     return plan
 
 
-def _looks(look: Look | None, known: Known | None) -> bool:
+def _looks(look: Look | None, known: Known | None, least: int) -> bool:
     """Whether a client looks at this visit: until its group can be asked, and now and then."""
-    return known is None or look is None or look.count < FIRST_LOOKS or known.visits % LOOK_EVERY == LOOK_EVERY - 1
+    return known is None or look is None or look.count < least or known.visits % LOOK_EVERY == LOOK_EVERY - 1
 
 
 def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
@@ -126,8 +131,7 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
     known, usual = dict(state.known), _usual_losses(state)
     for client, loss, samples, group in zip(ids, [x for p in came for x in p.loss], size.tolist(), groups, strict=True):
         old = known.get(client)
-        strange = old is not None and old.visits >= FIRST_LOOKS
-        strange = strange and loss > MISFIT * max(old.loss, usual.get(group, 0.0))  # type: ignore[union-attr]
+        strange = old is not None and old.visits >= _AGAIN and loss > limit(old, usual.get(group, 0.0))
         mean = loss if old is None else loss if not strange and loss < old.loss else (old.loss + loss) / 2
         mean = old.loss if strange and old is not None else mean
         known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange)
@@ -172,9 +176,11 @@ def decided(state: Groups, fed: Federation) -> Groups:
         return state
     there = set(fed.ids)
     able = [client for client in question.part if client in there and state.cluster.get(client) == question.group]
-    t, pays = verdict(question, len(able))
+    uneven = skewed(state, fed.task.classes if has_classes(fed.task) else 0)
+    t, pays = verdict(question, len(able), len(uneven.intersection(able)) < _FEW_SKEWED * len(able))
     if pays is None:
-        if fed.round - question.since <= 3 * max(1, round(len(able) / max(len(question.gain), 1))):
+        usual = state.visits / (fed.round + 1)
+        if fed.round - question.since <= 2 + 3 * len(able) / max(usual, 1.0):
             return state
         pays = False
     if not pays:
@@ -184,6 +190,9 @@ def decided(state: Groups, fed: Federation) -> Groups:
         return _told(replace(state, question=None, looks=_forgotten(state, able)), fed, text)
     part = parts_that_pay(question)
     state = split(state, question.group, part)
+    doubtful = _LITTLE * float(np.mean(list(question.gain.values())))
+    unsure = {i: replace(state.known[i], unsettled=True) for i, gain in question.gain.items() if gain <= doubtful}
+    state = replace(state, known={**state.known, **unsure})
     sizes = sorted(np.bincount(list(part.values())).tolist(), reverse=True)
     gain = float(np.mean(list(question.gain.values())))
     text = (
@@ -236,7 +245,7 @@ def asked(state: Groups, fed: Federation, seen: Sequence[ClientId]) -> Groups:
         if len(shown) < _COVER * (len(there) + len(unmet)) or total < _LOOKS * len(shown):
             continue
         found = propose(state.looks, shown)
-        sure = ASK if total >= _MANY * len(shown) else 4 * ASK
+        sure = ASK if total >= _MANY * len(shown) or count(state.models) > 1 else 4 * ASK
         if found and found.evidence >= sure and (best is None or found.evidence > best.evidence):
             best = Question(group, found.part, {}, {}, found.evidence, fed.round)
     if best is None:
@@ -251,9 +260,7 @@ def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
     usual, strangers = _usual_losses(old), []
     for client, group, loss in zip(came.ids, came.group, came.loss, strict=True):
         before = old.cluster.get(client)
-        known = old.known.get(client)
-        limit = MISFIT * max(known.loss if known else 0.0, usual.get(group, 0.0))
-        if loss > limit > 0:
+        if client in old.known and loss > limit(old.known[client], usual.get(group, 0.0)) > 0:
             strangers.append(client)
         elif before is None:
             state = _told(state, fed, f"{client} is new and joins group {group}")
@@ -278,6 +285,25 @@ def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
         cluster={**state.cluster, **dict.fromkeys(strangers, new)},
     )
     return _told(state, fed, f"{', '.join(strangers)} fit no group and found group {new}")
+
+
+def limit(known: Known, usual: float) -> float:
+    """The loss on arrival from which a client no longer fits: by its own past, or, while it is new, by its fellows'."""
+    return MISFIT * max(known.loss, usual) if known.visits > FIRST_LOOKS else _NEW_MISFIT * usual
+
+
+def skewed(state: Groups, classes: int) -> set[ClientId]:
+    """Clients whose label shares differ from their group's by more than samples drawn from it would.
+
+    Half the sum of |p - q| is for n drawn samples about half the sum of sqrt(2 q (1 - q) / (pi n)).
+    """
+    found, shares = set(), shares_by_group(state, classes)
+    for client, look in state.looks.items():
+        q, n = shares[state.cluster[client]], max(state.known[client].size, 1.0)
+        apart = (look.shares.mean(0) - q).abs().sum() / 2
+        if classes and float(apart - (2 * q * (1 - q) / (math.pi * n)).sqrt().sum() / 2) > _SKEWED:
+            found.add(client)
+    return found
 
 
 def _usual_losses(state: Groups) -> dict[int, float]:

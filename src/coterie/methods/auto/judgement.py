@@ -22,11 +22,12 @@ from coterie.core.task import Task
 from coterie.methods.auto.messages import Groups, Question
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
-_PSEUDO = 10.0
-SURE = 3.0
+PSEUDO = 10.0
+SURE = 2.5
 """The t that a gain must have, over the clients that have answered."""
 _WORTH = 0.01
 """... and the share of the loss that it must be."""
+_LEANS = 0.5
 _FEWEST = 4
 
 
@@ -43,15 +44,17 @@ def label_shares(task: Task, samples: Samples) -> Tensor:
     return counts / counts.sum() if len(samples) else torch.full_like(counts, 1 / task.classes)
 
 
-def losses_under_prior(task: Task, models: Stack, makers: Tensor, samples: Samples, own: Samples) -> Tensor:
+def losses_under_prior(
+    task: Task, models: Stack, makers: Tensor, samples: Samples, own: Samples, pseudo: float = PSEUDO
+) -> Tensor:
     """The loss of some models [K] on a client's samples, with the label shares of `own` samples in place of `makers`.
 
-    Few samples say little of their client's shares, so these begin at the makers' [K, classes] (`_PSEUDO` samples).
+    Few samples say little of their client's shares, so these begin at the makers' [K, classes], as if of `pseudo` more.
     """
     if not has_classes(task) or not len(samples) or samples.side is not None:
         return score(task, models, samples).loss
     counts = torch.bincount(own.y.flatten(), minlength=task.classes).double()
-    shares = (counts + _PSEUDO * makers.double()) / (len(own) + _PSEUDO)
+    shares = (counts + pseudo * makers.double()) / max(len(own) + pseudo, 1.0)
     shift = torch.log(shares + _LEAST_SHARE) - torch.log(makers.double() + _LEAST_SHARE)
     found = probabilities(task, models, task.inputs(samples.x)).double()
     if found.dim() != 3 or found.shape[-1] != task.classes:  # more outputs than classes, or an output per pixel
@@ -90,8 +93,12 @@ def flat_updates(trained: Stack, sent: Stack) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def verdict(question: Question, members: int) -> tuple[float, bool | None]:
-    """The t of the clients' gains so far, and the decision: None while too few have answered."""
+def verdict(question: Question, members: int, even: bool = False) -> tuple[float, bool | None]:
+    """The t of the clients' gains so far, and the decision: None while too few have answered.
+
+    Where few take part, the updates of fellows are old and the gains small. There the directions, if they are clear,
+    count too, unless labels are uneven (`even` is false): these move directions as well.
+    """
     gains = np.array([question.gain[client] for client in sorted(question.gain)])
     if len(gains) < _FEWEST:
         return 0.0, None
@@ -99,7 +106,7 @@ def verdict(question: Question, members: int) -> tuple[float, bool | None]:
     t = float(gains.mean()) / max(float(gains.std(ddof=1)) / math.sqrt(len(gains)), 1e-12)
     pays = t > SURE and float(gains.mean()) > _WORTH * before
     if len(gains) >= 0.6 * members or (len(gains) >= 8 and pays and t > 2 * SURE):
-        return t, pays
+        return t, pays or (even and question.evidence > 2 * SURE and t > _LEANS)
     return t, None
 
 

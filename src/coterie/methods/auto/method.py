@@ -27,6 +27,7 @@ import torch
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
+from coterie.core.optimiser import Optimiser
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, stack, take
@@ -57,9 +58,11 @@ class Auto(ServesClusters[Groups]):
 
     def step(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
         """One round: every participant votes, chooses, looks or just trains; then the models, then the groups."""
-        plan = groups.planned(state, fed.sample(self.fraction))
+        ids = fed.sample(self.fraction)
+        plan = groups.planned(state, ids)
         shares = groups.shares_by_group(state, self._classes(fed))
-        looked = self._visited(state, fed, self.look, plan.lookers, Sent(state.models, shares))
+        look = self.look_longer if 2 * len(ids) >= len(fed.ids) else self.look
+        looked = self._visited(state, fed, look, plan.lookers, Sent(state.models, shares))
         trained = self._visited(state, fed, self.train, plan.others, Models(state.models))
         voted = self._voted(state, fed, plan.voters)
         chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares))
@@ -125,14 +128,25 @@ class Auto(ServesClusters[Groups]):
     @on_client("models", "scores", "labels")
     def look(self, c: Cohort, sent: Sent) -> Looked:
         """On the client: train on either half of the data, try each result on the other half, send the mean of both."""
+        return self._looked(c, sent, self.opt)
+
+    @on_client("models", "scores", "labels")
+    def look_longer(self, c: Cohort, sent: Sent) -> Looked:
+        """The same with as many steps as on the whole data.
+
+        Where few take part the common model follows those few, and longer steps hide the directions of all.
+        """
+        return self._looked(c, sent, replace(self.opt, epochs=2 * self.opt.epochs))
+
+    def _looked(self, c: Cohort, sent: Sent, opt: Optimiser) -> Looked:
         one, other = halves(c)
-        first = local_sgd(one, sent.models, self.opt, purpose="first half")
-        second = local_sgd(other, sent.models, self.opt, purpose="second half")
+        first = local_sgd(one, sent.models, opt, purpose="first half")
+        second = local_sgd(other, sent.models, opt, purpose="second half")
         sketch = torch.stack([sketches(c.task, half, sent.models, c.seed) for half in (first, second)], 1)
         told = [
             evaluate(c, sent.models, "train").loss[:, None],
-            personal.tried(c, sent.models, sent.shares, one, first, other, self.opt),
-            personal.tried(c, sent.models, sent.shares, other, second, one, self.opt),
+            personal.tried(c, sent.models, sent.shares, one, first, other, opt),
+            personal.tried(c, sent.models, sent.shares, other, second, one, opt),
             *(torch.stack([label_shares(c.task, d.train) for d in half.data]) for half in (one, other)),
         ]
         mean = {name: _middle(tensor, second[name]) for name, tensor in first.items()}
@@ -169,7 +183,7 @@ class Auto(ServesClusters[Groups]):
     def assess(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
         """Clients judge their personal models: made of their group's, as their looks and all others' say."""
         stack_, rows = self.model_for(state, ids)
-        choice = torch.tensor(personal.chosen(state.choices, ids))
+        choice = torch.tensor(personal.chosen(state.choices, ids, groups.skewed(state, self._classes(fed))))
         message = Prepared(take(stack_, torch.tensor(rows)), choice)
         return fed.ask(self.judge_personal, ids, each=message, purpose="evaluation")
 

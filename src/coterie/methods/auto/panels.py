@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from coterie.core.panels import Panel, Table, Text
 from coterie.core.samples import ClientId
+from coterie.methods.auto.groups import skewed
 from coterie.methods.auto.messages import Groups
 from coterie.methods.auto.personal import CHOICES, chosen
 
@@ -20,7 +21,8 @@ def group_panels(state: Groups, ids: Sequence[ClientId]) -> list[Panel]:
         for group in sorted(sizes)
     ]
     story = [f"Round {event.round + 1}: {event.text}." for event in state.events] or ["One group; nothing else paid."]
-    use = Counter(chosen(state.choices, met))
+    classes = next((look.shares.shape[1] for look in state.looks.values()), 0)
+    use = Counter(chosen(state.choices, met, skewed(state, classes)))
     how = [(CHOICES[number], use[number]) for number in sorted(use)]
     return [
         Table("Groups", ["group", "clients", "who"], rows),

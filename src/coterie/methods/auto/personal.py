@@ -8,7 +8,7 @@ gains of all are put together: each client's own is shrunk towards the mean of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack
 from coterie.core.training import local_sgd
-from coterie.methods.auto.judgement import losses_under_prior
+from coterie.methods.auto.judgement import PSEUDO, losses_under_prior
 
 CHOICES = ("as it is", "fine-tuned gently", "fine-tuned")
 TRIED = 2 * len(CHOICES)
@@ -42,9 +42,10 @@ def tried(
     found = []
     for index, client in enumerate(other.data):
         as_sent, *tuned = ({name: t[index : index + 1] for name, t in m.items()} for m in (sent, soft, trained))
-        own = losses_under_prior(c.task, as_sent, makers[index][None], client.train, half.data[index].train)
+        told = (c.task, as_sent, makers[index][None], client.train, half.data[index].train)
         plain, *others = (score(c.task, each, client.train).loss for each in (as_sent, *tuned))
-        found.append(torch.cat([torch.minimum(plain, own), *others]))
+        best = torch.cat([plain, *(losses_under_prior(*told, pseudo) for pseudo in (0.0, PSEUDO))]).amin()
+        found.append(torch.cat([best[None], *others]))
     return torch.stack(found)
 
 
@@ -54,11 +55,14 @@ def remembered(choices: Mapping[str, Tensor], client: ClientId, new: Tensor) -> 
     return _MEMORY * choices[client] + (1 - _MEMORY) * losses if client in choices else losses
 
 
-def chosen(choices: Mapping[str, Tensor], ids: Sequence[ClientId]) -> list[int]:
-    """The personal model of each client, a place in `CHOICES`; of a client that has shown nothing, what most need."""
-    if len(choices) < 2:
+def chosen(choices: Mapping[str, Tensor], ids: Sequence[ClientId], skewed: Collection[ClientId] = ()) -> list[int]:
+    """The personal model of each client, a place in `CHOICES`; of a client that has shown nothing, what most need.
+
+    Those whose labels are `skewed` keep their group's model: their data cannot say what happens to labels they lack.
+    """
+    names = sorted(client for client in choices if client not in skewed)
+    if len(names) < 2:
         return [0] * len(ids)
-    names = sorted(choices)
     place = {name: number for number, name in enumerate(names)}
     losses = torch.stack([choices[name] for name in names])
     gains = losses[:, :, :1] - losses  # [n, 2, 3]
@@ -71,7 +75,8 @@ def chosen(choices: Mapping[str, Tensor], ids: Sequence[ClientId]) -> list[int]:
     sure = mean + trust * (own - mean) - kept
     usual = mean - error
     sure[:, 0], usual[0] = 0.0, 0.0
-    return [int((sure[place[i]] if i in place else usual).argmax()) for i in ids]
+    none = torch.zeros_like(usual)
+    return [int((sure[place[i]] if i in place else none if i in skewed else usual).argmax()) for i in ids]
 
 
 def made(c: Cohort, models: Stack, choice: Tensor, opt: Optimiser) -> Stack:

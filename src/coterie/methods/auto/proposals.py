@@ -2,7 +2,7 @@
 
 A partition is found from the directions of one half of every client's data and judged by those of the other half: how
 much better a client's direction is foretold by the mean of its *fellow members'* than by nothing. The halves are
-disjoint, so chance finds groups but cannot confirm them. The fewest groups within one standard error of the best win.
+disjoint, so chance finds groups but cannot confirm them. The fewest of equally good numbers of groups win.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ MOST = 12
 _VIEWS = ((0,), (0, 1), (0, 1, 2))
 _RIDGE = 0.3
 _MOVES = 10
+_TIE = 0.25  # standard errors
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _best_of_view(one: Numbers, other: Numbers) -> tuple[float, Labels]:
     none = (_foretold(one, np.zeros(len(one), np.int64)) + _foretold(other, np.zeros(len(one), np.int64))) / 2
     best = max(gains, key=lambda gain: float(gain.mean()))
     fewest = next(
-        place for place, gain in enumerate(gains) if float((best - gain).mean()) <= _error(best - gain) + 1e-12
+        place for place, gain in enumerate(gains) if float((best - gain).mean()) <= _TIE * _error(best - gain) + 1e-12
     )
     together = _unit(one + other)
     gain = gains[fewest] - none
