@@ -18,11 +18,12 @@ from coterie.data.drift import Drift
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.auto import personal
-from coterie.methods.auto.groups import ASK, FIRST_LOOKS
+from coterie.methods.auto.groups import ASK
 from coterie.methods.auto.judgement import losses_under_prior, parts_that_pay, verdict
 from coterie.methods.auto.looks import BLOCKS, blocks, halves, sketches
 from coterie.methods.auto.messages import Look, Question
 from coterie.methods.auto.proposals import _foretold, propose
+from coterie.methods.auto.visits import FIRST_LOOKS
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, one_weight, rows, small_net

@@ -1,38 +1,33 @@
-"""How the groups change: who visits for what, what the answers mean, splits, moves, new groups (ours)."""
+"""How the groups change: what the answers of a round mean, splits, moves, new groups (ours)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from coterie.core.aggregate import Rule, combined
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, concat, count, stack, take
+from coterie.core.states import concat, count, stack, take
 from coterie.methods.auto import personal
 from coterie.methods.auto.judgement import (
     flat_updates,
     has_classes,
     parts_that_pay,
-    shares_of,
     verdict,
     without,
 )
 from coterie.methods.auto.looks import with_looks
-from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Pair, Question, Sent, Visit, Weighed
+from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Weighed
 from coterie.methods.auto.proposals import propose
+from coterie.methods.auto.visits import AGAIN, FIRST_LOOKS, Came, members, shares_by_group
 from coterie.methods.clustered import Choice
 
-RATE, DEBT = 0.12, 7.0
-"""Extra downloads: this share of all visits, that of so many rounds in advance; 8 % of FedAvg's bytes in 20 rounds."""
-FIRST_LOOKS, LOOK_EVERY = 6, 4
-_AGAIN = 2
 ASK = 1.5
 """The t of the looks from which members are asked (without groups it is about -5); more while there are few looks."""
 _LOOKS, _MANY, _COVER = 2.0, 5.0, 0.6
@@ -42,82 +37,6 @@ _NEW_MISFIT = 3.0
 _LITTLE = 0.25  # members that gain less than this share of the mean are asked where they belong
 _SKEWED, _FEW_SKEWED = 0.15, 0.2
 _LATEST = 1 << 28  # bytes of updates that the server keeps
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Who of a round's participants does what."""
-
-    voters: list[ClientId]
-    choosers: list[ClientId]
-    lookers: list[ClientId]
-    others: list[ClientId]
-
-
-@dataclass(frozen=True)
-class Came:
-    """Valid replies of one kind, what each began with, and the group that each is in now."""
-
-    ids: tuple[ClientId, ...]
-    value: Visit | Looked | Weighed
-    sent: Stack
-    group: list[int]
-
-    @property
-    def loss(self) -> list[float]:
-        """The loss on arrival."""
-        match self.value:
-            case Looked(told=told):
-                return [float(x) for x in told[:, 0]]
-            case Weighed(losses=losses):
-                return [float(x) for x in losses[torch.arange(len(losses)), losses.argmin(1)]]
-        return [float(x) for x in self.value.loss]
-
-
-def members(state: Groups, group: int) -> list[ClientId]:
-    """The clients of a group, in the order of their names."""
-    return sorted(client for client, number in state.cluster.items() if number == group)
-
-
-def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
-    """Questions and second opinions while the allowance lasts; looks in a client's first visits and in every fourth."""
-    left = RATE * (state.visits + (1 + DEBT) * len(ids)) - state.extra
-    groups = count(state.models)
-    plan = Plan([], [], [], [])
-    for client in ids:
-        known, question = state.known.get(client), state.question
-        new = client not in state.cluster
-        if groups > 1 and (new or (known is not None and known.unsettled and left >= groups - 1)):
-            plan.choosers.append(client)
-            left -= groups - 1
-        elif question and client in question.part and client not in question.gain and left >= 1:
-            plan.voters.append(client)
-            left -= 1
-        elif _looks(state.looks.get(client), known, FIRST_LOOKS if groups == 1 else _AGAIN):
-            plan.lookers.append(client)
-        else:
-            plan.others.append(client)
-    return plan
-
-
-def _looks(look: Look | None, known: Known | None, least: int) -> bool:
-    """Whether a client looks at this visit: until its group can be asked, and now and then."""
-    return known is None or look is None or look.count < least or known.visits % LOOK_EVERY == LOOK_EVERY - 1
-
-
-def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
-    """For every voter the mean of its fellows in the whole group, and in its part; its own update is in neither."""
-    assert state.question is not None
-    question, classes = state.question, fed.task.classes if has_classes(fed.task) else 0
-    everyone = members(state, question.group)
-    wholes, parts, shares = [], [], []
-    for client in voters:
-        fellows = [other for other in everyone if other != client]
-        near = [other for other in fellows if question.part.get(other) == question.part[client]]
-        wholes.append(without(state, question.group, fellows))
-        parts.append(without(state, question.group, near))
-        shares.append(torch.stack([shares_of(state, some, classes) for some in (fellows, near)]))
-    return Pair(stack(wholes), stack(parts), torch.stack(shares))
 
 
 def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
@@ -131,7 +50,7 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
     known, usual = dict(state.known), _usual_losses(state)
     for client, loss, samples, group in zip(ids, [x for p in came for x in p.loss], size.tolist(), groups, strict=True):
         old = known.get(client)
-        strange = old is not None and old.visits >= _AGAIN and loss > limit(old, usual.get(group, 0.0))
+        strange = old is not None and old.visits >= AGAIN and loss > limit(old, usual.get(group, 0.0))
         mean = loss if old is None else loss if not strange and loss < old.loss else (old.loss + loss) / 2
         mean = old.loss if strange and old is not None else mean
         known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange)
@@ -327,11 +246,6 @@ def _forgotten(state: Groups, clients: Sequence[ClientId]) -> dict[str, Look]:
 def _told(state: Groups, fed: Federation, text: str) -> Groups:
     fed.note(f"auto, round {fed.round + 1}: {text}")
     return replace(state, events=[*state.events, Event(fed.round, text)])
-
-
-def shares_by_group(state: Groups, classes: int) -> Tensor:
-    """q(y) of every group's model, [K, classes]."""
-    return torch.stack([shares_of(state, members(state, group), classes) for group in range(count(state.models))])
 
 
 def admitted(

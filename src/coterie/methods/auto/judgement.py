@@ -27,7 +27,7 @@ SURE = 2.5
 """The t that a gain must have, over the clients that have answered."""
 _WORTH = 0.01
 """... and the share of the loss that it must be."""
-_LEANS = 0.5
+_BOTH = 4.0
 _FEWEST = 4
 
 
@@ -106,7 +106,7 @@ def verdict(question: Question, members: int, even: bool = False) -> tuple[float
     t = float(gains.mean()) / max(float(gains.std(ddof=1)) / math.sqrt(len(gains)), 1e-12)
     pays = t > SURE and float(gains.mean()) > _WORTH * before
     if len(gains) >= 0.6 * members or (len(gains) >= 8 and pays and t > 2 * SURE):
-        return t, pays or (even and question.evidence > 2 * SURE and t > _LEANS)
+        return t, pays or (even and min(question.evidence, t + 2.0) > 2.0 and question.evidence + t > _BOTH)
     return t, None
 
 

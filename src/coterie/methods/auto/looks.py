@@ -65,6 +65,11 @@ def sketches(task: Task, trained: Stack, sent: Stack, seed: int) -> Tensor:
     return torch.stack(found, 1)
 
 
+def middle(one: Tensor, other: Tensor) -> Tensor:
+    """The mean of two models' entries; counters of BatchNorm are whole numbers."""
+    return (one + other) / 2 if one.is_floating_point() else (one + other) // 2
+
+
 def blocks(task: Task) -> tuple[list[str], list[str], list[str]]:
     """Matrices of weights: the first fully connected one (else the last before the classifier), the rest, the last."""
     matrices = [name for name in task.parameters if task.template[name].dim() > 1] or list(task.parameters)

@@ -27,14 +27,13 @@ import torch
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
-from coterie.core.optimiser import Optimiser
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, stack, take
 from coterie.core.training import local_sgd
-from coterie.methods.auto import groups, personal
+from coterie.methods.auto import groups, personal, visits
 from coterie.methods.auto.judgement import has_classes, label_shares, losses_under_prior
-from coterie.methods.auto.looks import BLOCKS, halves, sketches, width
+from coterie.methods.auto.looks import BLOCKS, halves, middle, sketches, width
 from coterie.methods.auto.messages import Groups, Looked, Pair, Prepared, Sent, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import Assessment, Log, Models
@@ -58,11 +57,9 @@ class Auto(ServesClusters[Groups]):
 
     def step(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
         """One round: every participant votes, chooses, looks or just trains; then the models, then the groups."""
-        ids = fed.sample(self.fraction)
-        plan = groups.planned(state, ids)
-        shares = groups.shares_by_group(state, self._classes(fed))
-        look = self.look_longer if 2 * len(ids) >= len(fed.ids) else self.look
-        looked = self._visited(state, fed, look, plan.lookers, Sent(state.models, shares))
+        plan = visits.planned(state, fed.sample(self.fraction))
+        shares = visits.shares_by_group(state, self._classes(fed))
+        looked = self._visited(state, fed, self.look, plan.lookers, Sent(state.models, shares))
         trained = self._visited(state, fed, self.train, plan.others, Models(state.models))
         voted = self._voted(state, fed, plan.voters)
         chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares))
@@ -84,7 +81,7 @@ class Auto(ServesClusters[Groups]):
 
     def _visited(
         self, state: Groups, fed: Federation, ask: Callable[[Cohort, Any], Any], ids: Sequence[ClientId], message: Any
-    ) -> groups.Came | None:
+    ) -> visits.Came | None:
         """Clients that train the model of their group; one that is met for the first time is in group 0."""
         if not ids:
             return None
@@ -92,16 +89,16 @@ class Auto(ServesClusters[Groups]):
         group = [state.cluster.get(client, 0) for client in replies.ids]
         return self._came(fed, replies, take(state.models, torch.tensor(group, dtype=torch.int64)), group)
 
-    def _voted(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> groups.Came | None:
+    def _voted(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> visits.Came | None:
         """Clients that compare two models of their fellows; they train that of the whole group."""
         if not ids:
             return None
-        pairs = groups.pairs(state, fed, ids)
+        pairs = visits.pairs(state, fed, ids)
         replies = fed.ask(self.compare, ids, each=pairs)
         rows = torch.tensor([list(ids).index(client) for client in replies.ids], dtype=torch.int64)
         return self._came(fed, replies, take(pairs.whole, rows), [state.cluster[client] for client in replies.ids])
 
-    def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], message: Sent) -> groups.Came | None:
+    def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], message: Sent) -> visits.Came | None:
         """Clients that are sent the models of all groups and train the one that fits them best."""
         if not ids:
             return None
@@ -111,13 +108,13 @@ class Auto(ServesClusters[Groups]):
         group = replies.value.losses.argmin(1)
         return self._came(fed, replies, take(state.models, group), group.tolist())
 
-    def _came(self, fed: Federation, replies: Replies[Any], sent: Stack, group: list[int]) -> groups.Came | None:
+    def _came(self, fed: Federation, replies: Replies[Any], sent: Stack, group: list[int]) -> visits.Came | None:
         place = {client: number for number, client in enumerate(replies.ids)}
         good = self.usable(fed, replies, sent)
         if good.value is None:
             return None
         rows = [place[client] for client in good.ids]
-        return groups.Came(good.ids, good.value, take(sent, torch.tensor(rows)), [group[row] for row in rows])
+        return visits.Came(good.ids, good.value, take(sent, torch.tensor(rows)), [group[row] for row in rows])
 
     @on_client("models", "scores")
     def train(self, c: Cohort, sent: Models) -> Visit:
@@ -127,29 +124,23 @@ class Auto(ServesClusters[Groups]):
 
     @on_client("models", "scores", "labels")
     def look(self, c: Cohort, sent: Sent) -> Looked:
-        """On the client: train on either half of the data, try each result on the other half, send the mean of both."""
-        return self._looked(c, sent, self.opt)
+        """On the client: train on either half of the data, try each result on the other half, send the mean of both.
 
-    @on_client("models", "scores", "labels")
-    def look_longer(self, c: Cohort, sent: Sent) -> Looked:
-        """The same with as many steps as on the whole data.
-
-        Where few take part the common model follows those few, and longer steps hide the directions of all.
+        Directions are those of the first steps; then the halves are trained once more, to as many steps as the whole.
         """
-        return self._looked(c, sent, replace(self.opt, epochs=2 * self.opt.epochs))
-
-    def _looked(self, c: Cohort, sent: Sent, opt: Optimiser) -> Looked:
         one, other = halves(c)
-        first = local_sgd(one, sent.models, opt, purpose="first half")
-        second = local_sgd(other, sent.models, opt, purpose="second half")
+        first, second = (local_sgd(half, sent.models, self.opt, purpose="look") for half in (one, other))
         sketch = torch.stack([sketches(c.task, half, sent.models, c.seed) for half in (first, second)], 1)
+        first, second = (
+            local_sgd(half, begun, self.opt, purpose="look on") for half, begun in ((one, first), (other, second))
+        )
         told = [
             evaluate(c, sent.models, "train").loss[:, None],
-            personal.tried(c, sent.models, sent.shares, one, first, other, opt),
-            personal.tried(c, sent.models, sent.shares, other, second, one, opt),
+            personal.tried(c, sent.models, sent.shares, one, first, other, self.opt),
+            personal.tried(c, sent.models, sent.shares, other, second, one, self.opt),
             *(torch.stack([label_shares(c.task, d.train) for d in half.data]) for half in (one, other)),
         ]
-        mean = {name: _middle(tensor, second[name]) for name, tensor in first.items()}
+        mean = {name: middle(tensor, second[name]) for name, tensor in first.items()}
         return Looked(mean, c.size, sketch.half(), torch.cat([part.float() for part in told], 1))
 
     @on_client("models", "scores")
@@ -196,11 +187,6 @@ class Auto(ServesClusters[Groups]):
     def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The groups, how they came about, and what clients use."""
         return group_panels(state, ids)
-
-
-def _middle(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The mean of two models' entries; counters of BatchNorm are whole numbers."""
-    return (one + other) / 2 if one.is_floating_point() else (one + other) // 2
 
 
 def _of(stacked: Stack, client: int) -> Stack:

@@ -1,0 +1,101 @@
+"""Who visits for what: questions, second opinions, looks, plain visits; and what came of it (ours)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.core.federation import Federation
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack, count, stack
+from coterie.methods.auto.judgement import has_classes, shares_of, without
+from coterie.methods.auto.messages import Groups, Known, Look, Looked, Pair, Visit, Weighed
+
+RATE, DEBT = 0.12, 7.0
+"""Extra downloads: this share of all visits, that of so many rounds in advance; 8 % of FedAvg's bytes in 20 rounds."""
+FIRST_LOOKS, LOOK_EVERY, AGAIN = 6, 4, 2
+"""Looks until the first groups; then in every fourth visit, and after each change of the client's group."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who of a round's participants does what."""
+
+    voters: list[ClientId]
+    choosers: list[ClientId]
+    lookers: list[ClientId]
+    others: list[ClientId]
+
+
+@dataclass(frozen=True)
+class Came:
+    """Valid replies of one kind, what each began with, and the group that each is in now."""
+
+    ids: tuple[ClientId, ...]
+    value: Visit | Looked | Weighed
+    sent: Stack
+    group: list[int]
+
+    @property
+    def loss(self) -> list[float]:
+        """The loss on arrival."""
+        match self.value:
+            case Looked(told=told):
+                return [float(x) for x in told[:, 0]]
+            case Weighed(losses=losses):
+                return [float(x) for x in losses[torch.arange(len(losses)), losses.argmin(1)]]
+        return [float(x) for x in self.value.loss]
+
+
+def members(state: Groups, group: int) -> list[ClientId]:
+    """The clients of a group, in the order of their names."""
+    return sorted(client for client, number in state.cluster.items() if number == group)
+
+
+def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
+    """Questions and second opinions while the allowance lasts; looks in a client's first visits and in every fourth."""
+    left = RATE * (state.visits + (1 + DEBT) * len(ids)) - state.extra
+    groups = count(state.models)
+    plan = Plan([], [], [], [])
+    for client in ids:
+        known, question = state.known.get(client), state.question
+        new = client not in state.cluster
+        if groups > 1 and (new or (known is not None and known.unsettled and left >= groups - 1)):
+            plan.choosers.append(client)
+            left -= groups - 1
+        elif question and client in question.part and client not in question.gain and left >= 1:
+            plan.voters.append(client)
+            left -= 1
+        elif _looks(state.looks.get(client), known, FIRST_LOOKS if groups == 1 else AGAIN):
+            plan.lookers.append(client)
+        else:
+            plan.others.append(client)
+    return plan
+
+
+def _looks(look: Look | None, known: Known | None, least: int) -> bool:
+    """Whether a client looks at this visit: until its group can be asked, and now and then."""
+    return known is None or look is None or look.count < least or known.visits % LOOK_EVERY == LOOK_EVERY - 1
+
+
+def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
+    """For every voter the mean of its fellows in the whole group, and in its part; its own update is in neither."""
+    assert state.question is not None
+    question, classes = state.question, fed.task.classes if has_classes(fed.task) else 0
+    everyone = members(state, question.group)
+    wholes, parts, shares = [], [], []
+    for client in voters:
+        fellows = [other for other in everyone if other != client]
+        near = [other for other in fellows if question.part.get(other) == question.part[client]]
+        wholes.append(without(state, question.group, fellows))
+        parts.append(without(state, question.group, near))
+        shares.append(torch.stack([shares_of(state, some, classes) for some in (fellows, near)]))
+    return Pair(stack(wholes), stack(parts), torch.stack(shares))
+
+
+def shares_by_group(state: Groups, classes: int) -> Tensor:
+    """q(y) of every group's model, [K, classes]."""
+    return torch.stack([shares_of(state, members(state, group), classes) for group in range(count(state.models))])
