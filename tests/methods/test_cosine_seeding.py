@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from coterie.core.task import Task
+from coterie.methods.md_icfl.looks import believed, enough_looks, judgement_due, seen_again, with_looks
+from coterie.methods.md_icfl.messages import Seeds
 from coterie.methods.md_icfl.seeding import (
+    alike,
     cosine_groups,
-    directions,
+    judged,
     numbered,
-    same_partition,
+    placed,
+    pulls,
     seeding_layer,
     steady,
 )
@@ -58,27 +62,85 @@ def test_a_head_that_is_written_down_first_is_still_the_classifier() -> None:
     assert seeding_layer(Task(HeadFirst, (1, 4, 4), 2)) == "body.weight"
 
 
-def test_directions_by_hand() -> None:
-    """Updates (3, 1) and (1, 1) have the mean (2, 1); what is left is (1, 0) and (-1, 0), of length 1 already."""
-    found = directions({"w": torch.tensor([[[5.0, 5.0]], [[3.0, 5.0]]])}, {"w": torch.tensor([[2.0, 4.0]])}, "w")
-    assert torch.allclose(found, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+def looked(seeds: Seeds, updates: dict[str, list[float]], registered: int, shares: torch.Tensor | None = None) -> Seeds:
+    """One round's look at these clients."""
+    return with_looks(seeds, list(updates), torch.tensor(list(updates.values())), shares, registered)
+
+
+def test_pulls_have_length_one() -> None:
+    """An update of (3, 4) is (0.6, 0.8) of its length 5."""
+    found = pulls({"w": torch.tensor([[[5.0, 8.0]]])}, {"w": torch.tensor([[2.0, 4.0]])}, "w")
+    assert torch.allclose(found, torch.tensor([[0.6, 0.8]]))
+
+
+def test_with_everybody_there_the_centre_is_the_rounds_mean() -> None:
+    """(1, 0) and (0, 1) have the mean (1/2, 1/2) and lie opposite to each other; a second look halves the first.
+
+    Then both pull alike: nothing is left of that look, and it does not count.
+    """
+    s = 0.5**0.5
+    once = looked(Seeds({}, {}), {"a": [1.0, 0.0], "b": [0.0, 1.0]}, 2)
+    assert torch.allclose(once.vectors["a"], torch.tensor([s, -s]))
+    assert torch.allclose(once.vectors["b"], torch.tensor([-s, s]))
+    twice = looked(once, {"a": [1.0, 0.0], "b": [0.0, 1.0]}, 2)
+    assert torch.allclose(twice.vectors["a"], 1.5 * torch.tensor([s, -s]))
+    assert looked(once, {"a": [1.0, 0.0], "b": [1.0, 0.0]}, 2).looks == {"a": 1, "b": 1}
+
+
+def test_a_client_alone_is_seen_against_those_of_earlier_rounds() -> None:
+    """Four clients, one a round. The first shows nothing. At the second the sums are 3/4 (1, 0) + (0, 1), weight 7/4.
+
+    So the centre is (3/7, 4/7), and what is left of (0, 1) is (-3/7, 3/7): the direction (-1, 1) / sqrt(2). By the
+    participants' mean both would have been nothing.
+    """
+    first = looked(Seeds({}, {}), {"a": [1.0, 0.0]}, 4)
+    assert first.vectors == {}
+    second = looked(first, {"b": [0.0, 1.0]}, 4)
+    assert torch.allclose(second.vectors["b"], torch.tensor([-1.0, 1.0]) / 2**0.5)
 
 
 def test_labels_are_regressed_out() -> None:
     """Every client's update is what its labels pull plus a mark of its group: less the labels only the marks remain."""
     g = torch.Generator().manual_seed(0)
-    shares = torch.softmax(3 * torch.randn(24, 4, generator=g), 1)
-    marks = torch.randn(2, 50, generator=g)[torch.arange(24) % 2]
-    updates = 20 * shares @ torch.randn(4, 50, generator=g) + marks
-    names = [f"{i:02d}" for i in range(24)]
-    truth = numbered(names, [i % 2 for i in range(24)])
+    shares = torch.softmax(3 * torch.randn(240, 4, generator=g), 1)
+    marks = torch.randn(2, 50, generator=g)[torch.arange(240) % 2]
+    updates = 5 * shares @ torch.randn(4, 50, generator=g) + marks
+    names = [f"{i:03d}" for i in range(240)]
+    truth = numbered(names, [i % 2 for i in range(240)])
 
     def groups(labels: torch.Tensor | None) -> dict[str, int]:
-        found = directions({"w": updates}, {"w": torch.zeros(50)}, "w", labels, ridge=0.01)
-        return cosine_groups(dict(zip(names, found, strict=True)), 2)
+        return cosine_groups(with_looks(Seeds({}, {}), names, updates, labels, 240).vectors, 2)
 
-    assert same_partition(groups(shares), truth)
-    assert not same_partition(groups(None), truth)
+    assert alike(groups(shares), truth)
+    assert not alike(groups(None), truth)
+
+
+def test_a_judgement_needs_as_many_new_looks_as_clients_and_believes_who_was_seen_often() -> None:
+    """Of 4 clients 3 new looks are due (three quarters). With a mean of 2 looks one is believed, of 3 not."""
+    seeds = Seeds({}, {}, looks={"a": 3, "b": 2, "c": 1}, judged={"a": 2, "b": 2})
+    assert not judgement_due(seeds, 4)
+    assert judgement_due(seeds, 2)
+    assert seen_again(seeds) == ["a", "c"]
+    assert believed(seeds) == ["a", "b", "c"]
+    assert believed(Seeds({}, {}, looks={"a": 4, "b": 4, "c": 1})) == ["a", "b"]
+    assert enough_looks(Seeds({}, {}, looks={"a": 3, "b": 3, "c": 3, "d": 3}), 3, 5)
+    assert not enough_looks(Seeds({}, {}, looks={"a": 3, "b": 3, "c": 3, "d": 2}), 3, 5)
+
+
+def test_agreement_counts_on_fresh_looks_alone() -> None:
+    """The same groups as before: agreed, if somebody was looked at since; with nobody fresh it says nothing."""
+    vectors = {"a": [1.0, 0.1], "b": [1.0, 0.0], "c": [0.0, 1.0], "d": [0.1, 1.0]}
+    groups = {"a": 0, "b": 0, "c": 1, "d": 1}
+    looks = dict.fromkeys("abcd", 2)
+    held = {name: torch.tensor(vector) for name, vector in vectors.items()}
+    fresh = judged(Seeds(held, groups, looks=looks, judged=dict.fromkeys("abcd", 1)), 2)
+    assert (fresh.alike, fresh.turns, fresh.judged) == (2, 1, looks)
+    assert judged(Seeds(held, groups, looks=looks, judged=looks), 2).alike == 1
+
+
+def test_who_was_seen_too_seldom_is_put_with_the_nearest_direction() -> None:
+    vectors = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0, 2.0]), "c": torch.tensor([0.1, 0.3])}
+    assert placed(Seeds(vectors, {"a": 0, "b": 1})) == {"a": 0, "b": 1, "c": 1}
 
 
 def test_groups_are_numbered_by_their_first_client() -> None:
@@ -88,16 +150,21 @@ def test_groups_are_numbered_by_their_first_client() -> None:
 
 
 def test_partitions_are_compared_whatever_the_numbers() -> None:
-    assert same_partition({"a": 0, "b": 1, "c": 1}, {"a": 7, "b": 2, "c": 2, "d": 7})
-    assert not same_partition({"a": 0, "b": 1, "c": 1}, {"a": 0, "b": 0, "c": 1})
-    assert not same_partition({"a": 0}, {"b": 0})
+    assert alike({"a": 0, "b": 1, "c": 1}, {"a": 7, "b": 2, "c": 2, "d": 7})
+    assert not alike({"a": 0, "b": 1, "c": 1}, {"a": 0, "b": 0, "c": 1})
+    assert not alike({"a": 0}, {"b": 0})
+    forty = {f"{i:02d}": i % 4 for i in range(40)}
+    assert alike(forty, {**forty, "00": 1})
+    assert not alike(forty, {**forty, "00": 1, "02": 1})
+    few = {f"{i:02d}": i % 4 for i in range(24)}
+    assert not alike(few, {**few, "00": 1})
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.permutations(range(5)))
 def test_renaming_groups_changes_no_partition(labels: list[int], names: list[int]) -> None:
     clients = [str(i) for i in range(len(labels))]
     one, other = (dict(zip(clients, each, strict=True)) for each in (labels, [names[label] for label in labels]))
-    assert same_partition(one, other)
+    assert alike(one, other)
     assert numbered(clients, labels) == numbered(clients, [names[label] for label in labels])
 
 

@@ -51,20 +51,11 @@ def test_label_shares_weigh_the_classes_and_an_absent_class_does_not_count() -> 
     distances = torch.tensor([[[1.0, 0.0], [0.0, 0.4]]] * 3)
     shares = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.25, 0.75]])
     # the third client: 0.25 against 0.3
-    assert nearest(distances, shares, torch.zeros(3, dtype=torch.int64)).tolist() == [0, 1, 0]
+    assert nearest(distances, shares).tolist() == [0, 1, 0]
 
 
 def test_ties_go_to_the_lowest_number() -> None:
-    assert nearest(torch.full((2, 3, 4), 0.5), torch.full((2, 4), 0.25), torch.tensor([1, 2])).tolist() == [0, 0]
-
-
-def test_a_margin_keeps_clients_that_would_gain_little() -> None:
-    """From distance 1.0 a cluster at 0.95 is not worth a move with a margin of a tenth; one at 0.8 is."""
-    distances = torch.tensor([[[1.0], [0.95]], [[1.0], [0.8]], [[0.95], [1.0]]])
-    shares, present = torch.ones(3, 1), torch.tensor([0, 0, 1])
-    assert nearest(distances, shares, present).tolist() == [1, 1, 0]
-    assert nearest(distances, shares, present, margin=0.1).tolist() == [0, 1, 1]
-    assert nearest(distances, shares, torch.full((3,), -1), margin=0.1).tolist() == [1, 1, 0]
+    assert nearest(torch.full((2, 3, 4), 0.5), torch.full((2, 4), 0.25)).tolist() == [0, 0]
 
 
 def test_a_model_that_overflows_is_as_far_as_can_be() -> None:

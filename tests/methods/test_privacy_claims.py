@@ -45,6 +45,6 @@ def test_six_made_up_questions_a_class_find_its_share(digits: OwnPopulation) -> 
             middle = (low + high) / 2
             distances = torch.full((1, 2, 10), middle, dtype=torch.float64)
             distances[0, 0] = F.one_hot(torch.tensor(label), 10)
-            below = int(method.identify(cohort, ClassDistances(distances, torch.tensor([-1]))).cluster) == 0
+            below = int(method.identify(cohort, ClassDistances(distances)).cluster) == 0
             low, high = (low, middle) if below else (middle, high)
         assert abs((low + high) / 2 - float((labels == label).double().mean())) <= 1 / 128 + 1e-9

@@ -64,17 +64,14 @@ def read_samples(task: Task, clients: Stack, clusters: Stack, samples: Tensor) -
     return Readings(torch.cat([part.distances for part in parts]), torch.cat([part.outputs for part in parts]))
 
 
-def nearest(distances: Tensor, shares: Tensor, present: Tensor, margin: float = 0.0) -> Tensor:
-    """s_i = argmin_j sum_k p_i(k) d_ij^k (equation 4): [N, K, C] and [N, C] -> [N]; ties go to the lowest number.
+def weighted(distances: Tensor, shares: Tensor) -> Tensor:
+    """d_ij = sum_k p_i(k) d_ij^k (equation 4): [N, K, C] and [N, C] -> [N, K]."""
+    return (distances.double() * shares.double()[:, None]).sum(-1)
 
-    With a margin, a client leaves its present cluster (-1: none) only for one that is nearer by more than that share.
-    """
-    weighted = (distances.double() * shares.double()[:, None]).sum(-1)
-    best = weighted.argmin(1)
-    if not margin:
-        return best
-    own, other = (weighted.gather(1, each.clamp_min(0)[:, None])[:, 0] for each in (present, best))
-    return torch.where((present < 0) | (other < (1 - margin) * own), best, present)
+
+def nearest(distances: Tensor, shares: Tensor) -> Tensor:
+    """s_i = argmin_j d_ij: [N, K, C] and [N, C] -> [N]; ties go to the lowest number."""
+    return weighted(distances, shares).argmin(1)
 
 
 def own_outputs(outputs: Tensor, cluster: Sequence[int], k: int) -> Tensor:

@@ -3,7 +3,7 @@
 The paper's symbols: theta_j* the model of cluster j (`state.models`), s_i the cluster of client i (`state.cluster`),
 theta_i its model after local training, p_i(y) its label shares (`state.labels`), D_j^k the pseudo samples of class k
 and cluster j (`samplers`), d_ij^k the distance of theta_i and theta_j* on them (`distance`). What is ours is in
-`seeding` and `newcomers`, and among the settings in `settings.Settings`.
+`seeding`, `second_look` and `newcomers`, and among the settings in `settings.Settings`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,23 @@ from coterie.core.federation import Federation, Nothing, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientId
-from coterie.core.states import Picked, spread
+from coterie.core.states import Picked, Stack, concat, spread, stack, take
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import cluster_sizes, distinct_starts
-from coterie.methods.md_icfl.distance import known_shares, label_shares, nearest, own_outputs, read_samples
+from coterie.methods.md_icfl.distance import (
+    Readings,
+    known_shares,
+    label_shares,
+    nearest,
+    own_outputs,
+    read_samples,
+    weighted,
+)
 from coterie.methods.md_icfl.messages import Brightness, ClassDistances, Distanced, Identity, Introduction, Seeds
 from coterie.methods.md_icfl.newcomers import with_newcomers
 from coterie.methods.md_icfl.panels import sample_panels
 from coterie.methods.md_icfl.samplers import PseudoData, brightness, pseudo_data, sample_loss
+from coterie.methods.md_icfl.second_look import doubts_after, looked_again, neutral_start
 from coterie.methods.md_icfl.seeding import seeding_round
 from coterie.methods.md_icfl.settings import Settings
 
@@ -54,44 +63,123 @@ class MDICFL(Settings):
             )
         shared = self.start == "shared"
         models = spread(fed.task.init(fed.seed), self.k) if shared else distinct_starts(fed, self.k)
-        return Distanced(models, {}, {}, {}, Seeds({}, {}) if self.seeding != "none" and self.k > 1 else None)
+        return Distanced(models, {}, {}, {}, Seeds({}, {}) if self._seeded else None)
 
     def step(self, state: Distanced, fed: Federation) -> tuple[Distanced, Log]:
         """One round: of our seeding while there are no clusters yet, then lines 3 to 12 of Algorithm 1 or 2."""
         ids = fed.sample(self.fraction)  # line 4
-        state = self.introduced(state, fed, ids)
+        again = self._looked_at_again(state, fed, ids)
+        state = self.introduced(state, fed, ids, again)
         if state.seeds:
             return seeding_round(self, state, fed, ids)
+        if self._seeded and state.cluster:  # a client without a cluster waits for a look
+            ids = tuple(client for client in ids if client in state.cluster or client in again)
         before = {client: self.present_cluster(state, fed, client) for client in ids}
-        undecided = self._undecided(state, fed, ids)
-        replies, made = self._train_and_sample(state, fed, before, bool(undecided))
-        began = torch.tensor([before[client] for client in replies.ids], dtype=torch.int64)
-        replies = self.usable(fed, replies, Picked(state.models, began))
+        starts = self._with_neutral(state, fed) if again else state.models
+        rows = {client: self.k if client in again else place for client, place in before.items()}
+        replies, made = self._train_and_sample(state, fed, starts, rows)
+        replies = self.usable(fed, replies, Picked(starts, _places(replies.ids, rows)))
         if replies.value is None:
             return state, {}
         log: Log = {}
-        chosen = {client: before[client] for client in replies.ids}
+        found: dict[ClientId, int] = {}
         if made is not None:  # lines 8 to 10
             log["sample_loss"] = loss = sample_loss(fed.task, state.models, made.samples)
-            kept = state.cluster if self.seeding != "none" and loss > self.trust else {}
-            open_ = set(undecided).difference(kept)
-            judged = [place for place, client in enumerate(replies.ids) if client in open_]
             readings = read_samples(fed.task, replies.value.model, state.models, made.samples)
-            chosen |= self.nearest_clusters(state, fed, [replies.ids[i] for i in judged], readings.distances[judged])
-            outputs = own_outputs(readings.outputs, [chosen[client] for client in replies.ids], self.k)
+            found, state = self._chosen(state, fed, replies.ids, readings, again, loss <= self.trust)
+            outputs = own_outputs(readings.outputs, [found.get(c, before[c]) for c in replies.ids], self.k)
             state = replace(state, samples=made.samples, generators=made.generators, outputs=outputs)
-        groups = torch.tensor([chosen[client] for client in replies.ids])
-        sent = Picked(state.models, torch.tensor([before[client] for client in replies.ids]))
-        weights = self.weights(replies.value)
-        models = combined(self.aggregate, replies.value.model, weights, groups, state.models, sent)  # line 12
+        chosen = {client: found.get(client, before[client]) for client in replies.ids}
+        models = self._averaged(state, replies, before, chosen, again)  # line 12
         moved = sum(state.cluster.get(client, new) != new for client, new in chosen.items())
-        log |= {"moved": moved, "sizes": cluster_sizes(groups, self.k)}
-        return replace(state, models=models, cluster={**state.cluster, **chosen}), log
+        groups = _places(replies.ids, chosen)
+        log |= {"moved": moved, "doubted": len(state.doubts.doubted), "sizes": cluster_sizes(groups, self.k)}
+        settled = {c: place for c, place in chosen.items() if c in state.cluster or c in found or c not in again}
+        return replace(state, models=models, cluster={**state.cluster, **settled}), log
 
-    def introduced(self, state: Distanced, fed: Federation, ids: Sequence[ClientId]) -> Distanced:
-        """Have first-time participants say what the server may know of them: p_i(y) (line 6), the prior's mean."""
+    def _chosen(
+        self,
+        state: Distanced,
+        fed: Federation,
+        ids: Sequence[ClientId],
+        readings: Readings,
+        again: Sequence[ClientId],
+        trusted: bool,
+    ) -> tuple[dict[ClientId, int], Distanced]:
+        """Lines 9 and 10: s_i of everybody in the paper; of those who are looked at again where clusters are seeded."""
+        if not self._seeded:
+            return self.nearest_clusters(state, fed, ids, readings.distances), state
+        open_ = [client for client in ids if client in again and (trusted or client not in state.cluster)]
+        found = self.nearest_clusters(state, fed, open_, readings.distances[_index(ids, open_)])
+        return self._second_look(state, fed, found, ids, readings, trusted)
+
+    def _averaged(
+        self,
+        state: Distanced,
+        replies: Replies[Trained],
+        before: Mapping[ClientId, int],
+        chosen: Mapping[ClientId, int],
+        again: Sequence[ClientId],
+    ) -> Stack:
+        """Line 12. Ours: models of clients that are looked at again, or are about to be, count for no cluster."""
+        counted = _index(replies.ids, [c for c in replies.ids if c not in again and c not in state.doubts.doubted])
+        if replies.value is None or not len(counted):
+            return state.models
+        everyone = len(counted) == len(replies.ids)
+        trained = replies.value.model if everyone else take(replies.value.model, counted)
+        weights = self.weights(replies.value)[counted]
+        sent = Picked(state.models, _places(replies.ids, before)[counted])
+        groups = _places(replies.ids, chosen)[counted]
+        return combined(self.aggregate, trained, weights, groups, state.models, sent)
+
+    @property
+    def _seeded(self) -> bool:
+        return self.seeding != "none" and self.k > 1
+
+    def _looked_at_again(self, state: Distanced, fed: Federation, ids: Sequence[ClientId]) -> list[ClientId]:
+        """Ours: whose cluster is open once there are clusters: who was never met, and who does not fit (any more)."""
+        if not self._seeded or state.samples is None or fed.round < state.held:
+            return []
+        return [client for client in ids if client not in state.cluster or client in state.doubts.doubted]
+
+    def _with_neutral(self, state: Distanced, fed: Federation) -> Stack:
+        """The cluster models and, as row K, the model that clients begin with who are looked at again."""
+        assert state.samples is not None
+        start = neutral_start(fed.task, fed.task.init(fed.seed), state.models, state.cluster, state.samples)
+        return concat([state.models, stack([start])])
+
+    def _second_look(
+        self,
+        state: Distanced,
+        fed: Federation,
+        found: Mapping[ClientId, int],
+        ids: Sequence[ClientId],
+        readings: Readings,
+        trusted: bool,
+    ) -> tuple[dict[ClientId, int], Distanced]:
+        """Ours: what those who were looked at again do now, and whom the distances of the others cast doubt on."""
+        shares = known_shares(state.labels, ids, fed.task.classes)  # under strong privacy all classes count alike
+        far = dict(zip(ids, weighted(readings.distances, shares), strict=True))
+        moves, doubts = looked_again(state, found, far if self.privacy == "weak" else {}, self.margin)
+        state = replace(state, doubts=doubts)
+        at_home = [
+            client for client in ids if client in state.cluster and client not in doubts.doubted and client not in found
+        ]
+        if not trusted or not at_home or fed.round < state.held:
+            return moves, state
+        own = torch.stack([far[client] for client in at_home])
+        return moves, replace(state, doubts=doubts_after(state, at_home, own, self.doubt, self.margin))
+
+    def introduced(
+        self, state: Distanced, fed: Federation, ids: Sequence[ClientId], again: Sequence[ClientId] = ()
+    ) -> Distanced:
+        """Have first-time participants say what the server may know of them: p_i(y) (line 6), the prior's mean.
+
+        Ours: under weak privacy clients that are looked at again say it again, since their data may have changed.
+        """
         known = state.labels if self.privacy == "weak" else state.means
-        new = [client for client in ids if client not in known]
+        repeated = set(again) if self.privacy == "weak" else set()
+        new = [client for client in ids if client not in known or client in repeated]
         if self.k == 1 or not new or (self.privacy == "strong" and self.prior_mean is not None):
             return state
         if self.privacy == "strong":
@@ -109,22 +197,16 @@ class MDICFL(Settings):
             return state.cluster[client]
         return int(rng(fed.seed, "first cluster", client).integers(self.k))
 
-    def _undecided(self, state: Distanced, fed: Federation, ids: Sequence[ClientId]) -> list[ClientId]:
-        """The clients whose s_i is chosen again in this round: all of them in the paper.
+    def _train_and_sample(
+        self, state: Distanced, fed: Federation, starts: Stack, rows: Mapping[ClientId, int]
+    ) -> tuple[Replies[Trained], PseudoData | None]:
+        """Lines 3 and 5-7. The samples need the cluster models only and are made while the clients train.
 
         Ours: a shared initial model has no clusters to be near to, and seeded clusters are held for some rounds.
         """
+        ids, places, message = list(rows), list(rows.values()), Models(starts)
         blank = not state.cluster and self.start == "shared"
-        if self.k == 1 or blank:
-            return []
-        return [client for client in ids if client not in state.cluster or fed.round >= state.held]
-
-    def _train_and_sample(
-        self, state: Distanced, fed: Federation, rows: Mapping[ClientId, int], wanted: bool
-    ) -> tuple[Replies[Trained], PseudoData | None]:
-        """Lines 3 and 5-7. The samples need the cluster models only and are made while the clients train."""
-        ids, places, message = list(rows), list(rows.values()), Models(state.models)
-        if not wanted:
+        if self.k == 1 or blank or fed.round < state.held:
             return fed.ask(self.train, ids, each=message, rows=places), None
         made = cache(partial(self.pseudo_data, state, fed))
         return fed.ask(self.train, ids, each=message, rows=places, meanwhile=made), made()
@@ -139,13 +221,10 @@ class MDICFL(Settings):
         """s_i = argmin_j d_ij: by the server (Algorithm 1), or by the clients, who alone know p_i(y) (Algorithm 2)."""
         if not ids:
             return {}
-        # a random first cluster deserves no loyalty
-        loyal = state.cluster if self.seeding != "none" else {}
-        present = torch.tensor([loyal.get(client, -1) for client in ids])
         if self.privacy == "weak":
             shares = known_shares(state.labels, ids, fed.task.classes)
-            return dict(zip(ids, nearest(distances, shares, present, self.margin).tolist(), strict=True))
-        replies = fed.ask(self.identify, ids, each=ClassDistances(distances, present))
+            return dict(zip(ids, nearest(distances, shares).tolist(), strict=True))
+        replies = fed.ask(self.identify, ids, each=ClassDistances(distances))
         found = replies.value.cluster.tolist() if replies.value is not None else []
         return dict(zip(replies.ids, found, strict=True))
 
@@ -162,7 +241,7 @@ class MDICFL(Settings):
     @on_client("labels")
     def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
         """On the client: line 11 of Algorithm 2, the nearest cluster by its p_i(y)."""
-        return Identity(nearest(sent.distances, _own_shares(c), sent.present, self.margin))
+        return Identity(nearest(sent.distances, _own_shares(c)))
 
     def admit(self, state: Distanced, fed: Federation, new: Sequence[ClientId]) -> Distanced:
         """Ours: the paper has no newcomers."""
@@ -171,6 +250,14 @@ class MDICFL(Settings):
     def panels(self, state: Distanced, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The pseudo samples, and what the models of each cluster's own clients make of them."""
         return [] if state.samples is None or state.outputs is None else sample_panels(state.samples, state.outputs)
+
+
+def _index(ids: Sequence[ClientId], some: Sequence[ClientId]) -> Tensor:
+    return torch.tensor([ids.index(client) for client in some], dtype=torch.int64)
+
+
+def _places(ids: Sequence[ClientId], places: Mapping[ClientId, int]) -> Tensor:
+    return torch.tensor([places[client] for client in ids], dtype=torch.int64)
 
 
 def _with(known: dict[str, Tensor], ids: Sequence[ClientId], values: Tensor) -> dict[str, Tensor]:

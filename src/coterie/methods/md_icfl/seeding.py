@@ -1,7 +1,7 @@
 """Ours, not in the paper: the first clusters from the directions of the clients' first updates.
 
 Clients that trained from one common model pull it in directions that differ by group. Of every client a running sum of
-these directions is kept, so that rounds add up and clients that were absent count with what they showed before.
+these directions is kept (`looks`), so that rounds add up and clients that were absent count with what they showed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -29,16 +30,22 @@ from coterie.core.task import Task
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import cluster_sizes
 from coterie.methods.md_icfl.distance import known_shares
-from coterie.methods.md_icfl.messages import Distanced, Seeds
+from coterie.methods.md_icfl.looks import believed, enough_looks, judgement_due, seen_again, with_looks
+from coterie.methods.md_icfl.messages import Distanced, Doubts, Seeds
+from coterie.methods.md_icfl.second_look import NEVER_MEASURED
 from coterie.methods.md_icfl.settings import Settings
 
-_MEMORY = 0.5  # what a client's earlier directions still count
+_ALIKE = 0.9
+"""The adjusted Rand index from which two judgements agree."""
 
 
 def seeding_round(
     method: Settings, state: Distanced, fed: Federation, ids: Sequence[ClientId]
 ) -> tuple[Distanced, Log]:
-    """One round of plain FedAvg; the clusters, once directions give the same K groups in successive rounds."""
+    """One round of plain FedAvg; the clusters, once directions give the same K groups in successive judgements.
+
+    A judgement is due when there are as many new directions as clients: every round if all take part.
+    """
     assert state.seeds is not None
     common = row(state.models, 0)
     replies = fed.ask(method.train, ids, each=Models(state.models), rows=[0] * len(ids))
@@ -48,23 +55,44 @@ def seeding_round(
     trained, weights = replies.value.model, method.weights(replies.value)
     labels = method.seeding == "cosine-labels"
     shares = known_shares(state.labels, replies.ids, fed.task.classes) if labels else None
-    vectors = dict(state.seeds.vectors)
-    turned = directions(trained, common, seeding_layer(fed.task), shares)
-    for client, vector in zip(replies.ids, turned, strict=True):
-        vectors[client] = _MEMORY * vectors[client] + vector if client in vectors else vector.clone()
-    enough = len(vectors) >= max(method.k, len(fed.ids) / 2)
-    groups = cosine_groups(vectors, method.k) if enough else {}
+    seeds = with_looks(state.seeds, replies.ids, pulls(trained, common, seeding_layer(fed.task)), shares, len(fed.ids))
     # the one model as FedAvg computes it, bit for bit
     everyone = torch.zeros(len(replies.ids), dtype=torch.int64)
     models = spread(row(combined(method.aggregate, trained, weights, everyone, stack([common])), 0), method.k)
-    alike = state.seeds.alike + 1 if steady(groups, state.seeds.groups) else 1
-    if not groups or (alike < method.agree and fed.round + 1 < method.patience):
-        alone = dict.fromkeys(vectors, 0)
-        return replace(state, models=models, cluster=alone, seeds=Seeds(vectors, groups, alike)), {"seeded": 0}
+    due = judgement_due(seeds, len(fed.ids))
+    if due:
+        seeds = judged(seeds, method.k)
+    enough = due and len(seeds.groups) >= max(method.k, len(fed.ids) / 2)
+    sure = seeds.alike >= method.agree and enough_looks(seeds, method.agree, len(fed.ids))
+    if not enough or (not sure and seeds.turns < method.patience):
+        return replace(state, models=models, cluster=dict.fromkeys(seeds.vectors, 0), seeds=seeds), {"seeded": 0}
+    groups = placed(seeds)
     mine = torch.tensor([groups[client] for client in replies.ids])
     models = combined(method.aggregate, trained, weights, mine, models, spread(common, len(replies.ids)))
     log: Log = {"seeded": 1, "sizes": cluster_sizes(mine, method.k)}
-    return replace(state, models=models, cluster=groups, seeds=None, held=fed.round + 1 + method.hold), log
+    held = fed.round + 1 + ceil(method.hold * len(fed.ids) / max(1, len(ids)))
+    doubts = Doubts(doubted=dict.fromkeys(sorted(set(groups) - set(seeds.groups)), NEVER_MEASURED))
+    return replace(state, models=models, cluster=groups, seeds=None, held=held, doubts=doubts), log
+
+
+def judged(seeds: Seeds, k: int) -> Seeds:
+    """The groups of those who were looked at often enough; agreement counts on fresh looks alone."""
+    groups = cosine_groups({client: seeds.vectors[client] for client in believed(seeds)}, k)
+    fresh = {client: seeds.groups[client] for client in seen_again(seeds) if client in seeds.groups}
+    agreed = seeds.alike + 1 if steady(groups, fresh) else 1
+    return replace(seeds, groups=groups, alike=agreed, turns=seeds.turns + 1, judged=dict(seeds.looks))
+
+
+def placed(seeds: Seeds) -> dict[str, int]:
+    """Everybody's group: as judged, or that whose mean direction is nearest."""
+    rest = [client for client in seeds.vectors if client not in seeds.groups]
+    if not rest:
+        return seeds.groups
+    unit = {client: torch.nn.functional.normalize(vector, dim=0) for client, vector in seeds.vectors.items()}
+    numbers = range(max(seeds.groups.values()) + 1)
+    members = [[unit[c] for c, group in seeds.groups.items() if group == number] for number in numbers]
+    centres = torch.stack([torch.stack(own).mean(0) for own in members])
+    return {**seeds.groups, **{client: int((centres @ unit[client]).argmax()) for client in rest}}
 
 
 def seeding_layer(task: Task) -> str:
@@ -100,19 +128,10 @@ def _in_order_of_use(task: Task) -> list[str]:
     return sorted(used, key=lambda name: last[name.rpartition(".")[0]])
 
 
-def directions(models: Stack, common: State, layer: str, shares: Tensor | None = None, ridge: float = 1.0) -> Tensor:
-    """The direction in which each client pulled the layer, less what all pulled alike: unit rows [N, D].
-
-    With the clients' label shares, less what their labels explain by a ridge regression.
-    """
+def pulls(models: Stack, common: State, layer: str) -> Tensor:
+    """The direction in which each client pulled the layer: unit rows [N, D]."""
     updates = (models[layer] - common[layer]).reshape(count(models), -1).float()
-    if shares is None:
-        rest = updates - updates.mean(0)
-    else:
-        p = shares.float()
-        gram = p.T @ p + ridge * torch.eye(p.shape[1])
-        rest = updates - p @ torch.linalg.solve(gram, p.T @ updates)
-    return torch.nn.functional.normalize(rest, dim=1)
+    return torch.nn.functional.normalize(updates, dim=1)
 
 
 def cosine_groups(vectors: Mapping[str, Tensor], k: int) -> dict[str, int]:
@@ -135,11 +154,13 @@ def numbered(names: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
     return {name: order.setdefault(label, len(order)) for name, label in zip(names, labels, strict=True)}
 
 
-def same_partition(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Whether both group the clients that they share in the same way, whatever the numbers."""
+def alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Whether both group the clients that they share in nearly the same way: one of 40 may be elsewhere, of 24 none."""
+    from sklearn.metrics import adjusted_rand_score
+
     shared = sorted(set(one) & set(other))
-    first, second = (numbered(shared, [groups[name] for name in shared]) for groups in (one, other))
-    return bool(shared) and first == second
+    first, second = ([groups[name] for name in shared] for groups in (one, other))
+    return bool(shared) and float(adjusted_rand_score(first, second)) >= _ALIKE
 
 
 def steady(groups: Mapping[str, int], before: Mapping[str, int]) -> bool:
@@ -150,4 +171,4 @@ def steady(groups: Mapping[str, int], before: Mapping[str, int]) -> bool:
     """
     sizes = Counter(groups.values())
     crowded = len(groups) >= 2 * len(sizes)
-    return same_partition(groups, before) and not (crowded and min(sizes.values()) == 1)
+    return alike(groups, before) and not (crowded and min(sizes.values()) == 1)

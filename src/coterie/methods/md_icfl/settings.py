@@ -55,10 +55,18 @@ class Settings(PaperSettings):
             "help": "first clusters: random (the paper), by the cosine of updates, or that less what labels explain"
         },
     )
-    agree: int = field(default=3, metadata={"help": "successive rounds that must give the same groups to be believed"})
-    patience: int = field(default=10, metadata={"help": "rounds after which the seeding takes what it has"})
-    hold: int = field(default=3, metadata={"help": "rounds for which seeded clusters are kept before distances count"})
-    margin: float = field(default=0.4, metadata={"help": "seeded clients move only to a cluster nearer by this share"})
+    agree: int = field(default=3, metadata={"help": "successive judgements that must give the same groups"})
+    patience: int = field(default=10, metadata={"help": "judgements after which the seeding takes what it has"})
+    hold: int = field(
+        default=3, metadata={"help": "rounds of everybody for which seeded clusters are kept before distances count"}
+    )
+    doubt: float = field(
+        default=3.0,
+        metadata={"help": "deviations beyond the usual distance to its cluster from which a client is looked at again"},
+    )
+    margin: float = field(
+        default=0.4, metadata={"help": "a seeded client is looked at again if another cluster is nearer by this share"}
+    )
     trust: float = field(
         default=0.5,
         metadata={"help": "no seeded client moves while samples have a higher cross-entropy by their own model"},
@@ -92,7 +100,7 @@ class Settings(PaperSettings):
         super().__post_init__()
         for key in ("k", "agree", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
-        for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip", "trust"):
+        for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip", "trust", "doubt"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
         self._require(0 <= self.margin < 1, "margin", "lie in [0, 1)")
         for key in ("search_lr", "generator_lr"):

@@ -1,0 +1,77 @@
+"""Ours: what the seeding remembers of every client's directions, however few clients take part in a round.
+
+A direction tells something only beside what all clients pull alike. The mean of a round's participants is no measure of
+that: two clients are always opposite to each other, and one is nothing. So the centre is a running mean over about as
+many directions as there are clients; with the clients' label shares it is a running regression on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from coterie.core.samples import ClientId
+from coterie.methods.md_icfl.messages import Seeds
+
+_FORGETTING = 0.5
+"""What a client's earlier directions lose at each new one if everybody takes part; less, the fewer do.
+
+The directions of the first rounds tell little where the network has not begun to learn, so they must fade. With few
+clients a round each direction is noisier, since the common model follows the last participants, and more must add up.
+"""
+_RIDGE = 1.0
+"""Holds the regression on label shares where few clients have been seen."""
+_MOST = 0.8
+"""The share of the clients that must have been looked at often enough before groups are believed."""
+_TURN = 0.75
+"""New looks a client after which groups are judged again; below 1, since some replies are always missing."""
+_NOTHING = 1e-6
+"""A direction shorter than this after centring is no look at all: that of the first client, seen alone."""
+
+
+def with_looks(seeds: Seeds, ids: Sequence[ClientId], pulls: Tensor, shares: Tensor | None, registered: int) -> Seeds:
+    """One more look at these clients, whose unit updates are given, [N, D]; `shares` is p_i(y), [N, classes].
+
+    Earlier looks at the federation fade so that about `registered` of them count: with full participation, those of
+    this round alone.
+    """
+    features = torch.ones(len(pulls), 1) if shares is None else shares.float()
+    fading = max(0.0, 1.0 - len(pulls) / max(registered, 1))
+    gram, cross = features.T @ features, features.T @ pulls
+    if seeds.gram is not None and seeds.cross is not None:
+        gram, cross = fading * seeds.gram + gram, fading * seeds.cross + cross
+    ridge = 0.0 if shares is None else _RIDGE
+    rest = pulls - features @ torch.linalg.solve(gram + ridge * torch.eye(len(gram)), cross)
+    vectors, looks = dict(seeds.vectors), dict(seeds.looks)
+    memory = 1.0 - _FORGETTING * (1.0 - fading)
+    for client, vector in zip(ids, rest, strict=True):
+        length = float(vector.norm())
+        if length > _NOTHING:
+            before = vectors.get(client)
+            vectors[client] = vector / length if before is None else memory * before + vector / length
+            looks[client] = looks.get(client, 0) + 1
+    return replace(seeds, vectors=vectors, looks=looks, gram=gram, cross=cross)
+
+
+def judgement_due(seeds: Seeds, registered: int) -> bool:
+    """Whether there were nearly as many looks since the last judgement as there are clients."""
+    return sum(seeds.looks.values()) - sum(seeds.judged.values()) >= _TURN * registered
+
+
+def seen_again(seeds: Seeds) -> list[ClientId]:
+    """Clients of whom there are looks since the last judgement."""
+    return [client for client, looks in seeds.looks.items() if looks > seeds.judged.get(client, 0)]
+
+
+def believed(seeds: Seeds) -> list[ClientId]:
+    """Clients with at least half as many looks as the mean: the directions of the others are mostly chance."""
+    least = sum(seeds.looks.values()) / max(len(seeds.looks), 1) / 2
+    return [client for client, looks in seeds.looks.items() if looks >= least]
+
+
+def enough_looks(seeds: Seeds, least: int, registered: int) -> bool:
+    """Whether most of the clients have been looked at so often."""
+    return sum(looks >= least for looks in seeds.looks.values()) >= _MOST * registered
