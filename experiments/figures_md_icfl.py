@@ -214,7 +214,7 @@ def _warm_steps(seed: int, note: Note) -> str:
             first = number == 4 or steps is None
             start, count = (noise, 100) if first else (kept[budget], steps or 0)
             kept[budget] = back_search(world.task, clusters, start, goal, count, 0.1)
-            found = nearest(read_samples(world.task, trained, clusters, kept[budget]).distances, shares, world.truth)
+            found = nearest(read_samples(world.task, trained, clusters, kept[budget]).distances, shares)
             if number > 4:
                 scores[budget].append(adjusted_rand_score(world.truth, found))
                 losses[budget].append(sample_loss(world.task, clusters, kept[budget]))
