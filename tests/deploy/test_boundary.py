@@ -108,7 +108,7 @@ def test_an_introduction_out_of_range_is_refused_in_one_short_line(field: str, v
 
 def test_a_text_is_measured_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "loads", lambda _: pytest.fail("parsed"))
-    with pytest.raises(WireError, match="longer than the 65536 allowed"):
+    with pytest.raises(WireError, match="longer than the 131072 allowed"):
         checked(Hello, " " * (LONGEST_TEXT + 1))
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypedDict, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
@@ -16,6 +17,7 @@ from coterie.core.samples import (
     ClientData,
     ClientId,
     Normalise,
+    Population,
     Samples,
 )
 from coterie.core.targets import TargetScale, TaskKind, TaskName
@@ -23,11 +25,11 @@ from coterie.core.terminal import brief
 
 from .checks import checked_groups, checked_samples
 from .drift import Drift
-from .labels import ClientArrays, named_classes
+from .labels import ClientArrays, class_numbers, named_classes
 from .pool import rows_of
 from .population import Parts
 from .scaling import NormaliseName, moments, pooled
-from .schema import Layout, Schema
+from .schema import Layout, Schema, schema_of
 from .split import split_rows
 from .targets import settle
 
@@ -212,6 +214,28 @@ def described(population: OwnPopulation, **changes: object) -> OwnPopulation:
     """The population with more said in its schema."""
     assert population.schema is not None
     return replace(population, schema=replace(population.schema, **changes))  # type: ignore[arg-type]
+
+
+def agreed_labels(population: Population, names: tuple[str, ...]) -> Population:
+    """One client's data with the class numbers that all clients have agreed on, where labels are words."""
+    own = schema_of(population).class_names
+    if not names and not own:
+        return population
+    if not isinstance(population, OwnPopulation) or not names or not own:
+        kinds = ("words", "numbers") if own else ("numbers", "words")
+        raise CoterieError(f"The labels here are {kinds[0]} and those of the run are {kinds[1]}; write the same ones.")
+    number = torch.from_numpy(class_numbers(np.array(own, object), names, next(iter(population.clients))))
+
+    def renumbered(part: Samples) -> Samples:
+        return replace(part, y=number[part.y])
+
+    clients = {
+        client: ClientData(
+            renumbered(data.train), renumbered(data.test), None if data.valid is None else renumbered(data.valid)
+        )
+        for client, data in population.clients.items()
+    }
+    return replace(described(population, classes=len(names), class_names=names), clients=clients, classes=len(names))
 
 
 def in_order(drift: Drift | Sequence[Drift]) -> tuple[Drift, ...]:

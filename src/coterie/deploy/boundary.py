@@ -28,7 +28,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.terminal import harmless, shortly
 
 T = TypeVar("T")
-LONGEST_TEXT = 1 << 16
+LONGEST_TEXT = 1 << 17
 """No introduction, order or run spec has more characters than this; it is looked at before the text is parsed."""
 LATEST = 10**8 - 1
 """The last round or era that there can be: eight digits, as in the names of files."""

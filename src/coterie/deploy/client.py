@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.federation import SCORES
@@ -21,6 +19,9 @@ from coterie.core.jobs import (
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population
 from coterie.core.terminal import shortly
+from coterie.data.own import agreed_labels
+from coterie.data.scaling import moments
+from coterie.data.schema import MOST_NAMES, schema_of
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
@@ -75,17 +76,20 @@ class Device:
     @cached_property
     def hello(self) -> Hello:
         """The introduction: nothing but names, sizes and moments of the training inputs."""
-        train = self._data.client(self.name).train
-        inputs = train.x.double() / 255 if train.x.dtype == torch.uint8 else train.x.double()
-        flat = inputs.transpose(0, 1).flatten(1) if inputs.dim() == 4 else inputs.reshape(1, -1)
+        train, schema = self._data.client(self.name).train, schema_of(self._data)
+        by_feature = train.x.dim() == 4 or self._consent.tells("features")
+        told = moments(train.x if by_feature else train.x.reshape(-1, 1))
+        columns = tuple(column.name for column in schema.columns)
         return Hello(
             name=self.name,
             shape=tuple(self._data.shape),
             classes=self._data.classes,
             dtype=str(train.x.dtype).removeprefix("torch."),
             samples=len(train),
-            mean=tuple(flat.mean(1).tolist()),
-            square=tuple((flat**2).mean(1).tolist()),
+            mean=tuple(map(_short, told.mean)),
+            square=tuple(_short(m**2 + d**2) for m, d in zip(told.mean, told.deviation, strict=True)),
+            names=schema.class_names,
+            columns=columns if len(columns) <= MOST_NAMES else (),
         )
 
     def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> Returned:
@@ -124,7 +128,14 @@ class Device:
         method = spec.build_method()
         check_work(method, self._most_epochs)
         task = method.task(spec.build_task(self._model))
-        return Setting(method, task, self._data, spec.seed, self._secret, self._consent.least_flip)
+        return Setting(
+            method, task, agreed_labels(self._data, spec.class_names), spec.seed, self._secret, self._consent.least_flip
+        )
+
+
+def _short(number: float) -> float:
+    """A number with as many digits as matter: of a thousand features all are sent."""
+    return float(f"{number:.12g}")
 
 
 def message_type(function: Any) -> Any:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
-from statistics import median
 from typing import Annotated, Any
 
 import torch
@@ -16,6 +15,9 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import Normalise
 from coterie.core.settings import from_settings
 from coterie.core.task import Task
+from coterie.data.scaling import Moments, NormaliseName, channels
+from coterie.data.scaling import pooled as common_scale
+from coterie.data.schema import LONGEST_NAME, MOST_NAMES
 from coterie.deploy.boundary import (
     LATEST,
     Between,
@@ -34,14 +36,15 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 INPUTS = ("uint8", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool")
 _LARGEST_INPUT = 1 << 24
 _MOST_CHANNELS = 1 << 12
+_LONGEST_NAMES = 20_000  # characters of all names together: every order carries them
 _LARGEST_WEIGHT = 10  # of a client in the common normalisation, in medians of all
 _LONGEST_LOSS = 24  # characters
-_LEAST_DEVIATION = 1e-3  # a quarter of a grey level; below it a channel counts as constant
 
 Shape = Annotated[tuple[Annotated[int, Between(1, 1 << 16)], ...], Length(1, 4)]
 Classes = Annotated[int, Between(1, 1 << 16)]
 Moment = Annotated[int, Between(0, LATEST)]
 Means = Annotated[tuple[Annotated[float, Between(-1e12, 1e12)], ...], Length(1, _MOST_CHANNELS)]
+Names = Annotated[tuple[Annotated[str, Text(LONGEST_NAME)], ...], Length(0, MOST_NAMES)]
 Squares = Annotated[tuple[Annotated[float, Between(0, 1e24)], ...], Length(1, _MOST_CHANNELS)]
 
 
@@ -74,12 +77,18 @@ class RunSpec:
     dtype: Annotated[str, OneOf(tuple(DTYPES))]
     seed: Annotated[int, Between(0, (1 << 64) - 1)]
     use_kernel: bool = True
+    class_names: Names = ()
+    """The labels of all clients together, in sorted order, where they are words."""
 
     def wrong(self) -> str:
-        """Inputs that are larger than any model takes, or another number of means than of channels."""
-        channels = self.shape[0] if len(self.shape) == 3 else 1
-        if len(self.normalise.mean) not in (1, channels):
-            return f"inputs of shape {self.shape} have {channels} channels, not {len(self.normalise.mean)}"
+        """Inputs that are larger than any model takes, or another number of means than of channels or features."""
+        number = channels(self.shape, torch.float32)
+        if len(self.normalise.mean) not in (1, number):
+            return f"inputs of shape {self.shape} have {number} channels, not {len(self.normalise.mean)}"
+        if len(self.class_names) not in (0, self.classes) or len(set(self.class_names)) != len(self.class_names):
+            return f"{len(self.class_names)} names are not those of {self.classes} classes"
+        if _too_wordy(self.class_names):
+            return _too_wordy(self.class_names)
         return _too_large(self.shape)
 
     def build_method(self) -> ServerMethod[Any]:
@@ -144,17 +153,31 @@ class Hello:
     samples: Annotated[int, Between(1, 10**9)]
     mean: Means
     square: Squares
+    names: Names = ()
+    """Its labels, where they are words."""
+    columns: Names = ()
+    """The columns of its inputs, where its data are a table."""
 
     @property
     def inputs(self) -> str:
-        """What the inputs are to the model: bytes, which are brought to one scale, or floats, taken as they are."""
-        return "bytes" if self.dtype == "uint8" else "floats"
+        """What the inputs are to the model: bytes and floats, which are brought to one scale, or token ids."""
+        return {"uint8": "bytes", "int64": "token ids"}.get(self.dtype, "floats")
+
+    @property
+    def moments(self) -> Moments:
+        """What it says of its inputs."""
+        both = zip(self.mean, self.square, strict=True)
+        return Moments(self.samples, self.mean, tuple(max(square - mean**2, 0.0) ** 0.5 for mean, square in both))
 
     def wrong(self) -> str:
         """What does not belong together: one mean and one mean square per channel, and squares that are possible."""
-        channels = self.shape[0] if len(self.shape) == 3 else 1
-        if len(self.mean) != channels or len(self.square) != channels:
-            return f"inputs of shape {self.shape} have {channels} means and mean squares"
+        number = channels(self.shape, torch.float32)
+        if len(self.mean) not in (1, number) or len(self.square) != len(self.mean):
+            return f"inputs of shape {self.shape} have {number} means and mean squares, or one"
+        if self.names and len(self.names) != self.classes:
+            return f"{len(self.names)} names are not those of {self.classes} classes"
+        if _too_wordy((*self.names, *self.columns)):
+            return _too_wordy((*self.names, *self.columns))
         if any(square < middle**2 * (1 - 1e-6) - 1e-9 for middle, square in zip(self.mean, self.square, strict=True)):
             return "a mean square cannot be below the square of the mean"
         if self.inputs == "bytes" and not all(0 <= number <= 1 for number in (*self.mean, *self.square)):
@@ -186,6 +209,11 @@ class Returned:
             return cls(payload)
 
 
+def _too_wordy(names: tuple[str, ...]) -> str:
+    fits = sum(map(len, names)) <= _LONGEST_NAMES
+    return "" if fits else f"names of classes and columns have more than {_LONGEST_NAMES} characters together"
+
+
 def _too_large(shape: tuple[int, ...]) -> str:
     return "" if prod(shape) <= _LARGEST_INPUT else f"an input has at most {_LARGEST_INPUT} numbers"
 
@@ -200,22 +228,13 @@ def settings_of(method: Any) -> str:
     return json.dumps(asdict(method))
 
 
-def pooled(hellos: Mapping[str, Hello]) -> Normalise:
-    """How inputs become those of the model: bytes by the mean and deviation of all clients together, floats as is.
+def pooled(hellos: Mapping[str, Hello], choice: NormaliseName = "auto") -> Normalise:
+    """How all clients' inputs become those of the model: as in the simulator (`data.scaling.pooled`).
 
     A client counts by its number of samples, which cannot be checked: at most ten times as much as the median client.
+    One that does not tell its features one by one is left out where others do.
     """
-    given = list(hellos.values())
-    if any(hello.inputs != "bytes" for hello in given):
-        return Normalise()
-    most = _LARGEST_WEIGHT * median(hello.samples for hello in given)
-    weights = [min(hello.samples, most) for hello in given]
-    total = sum(weights)
-    mean, std = [], []
-    for channel in range(len(given[0].mean)):
-        middle = sum(weight * hello.mean[channel] for weight, hello in zip(weights, given, strict=True)) / total
-        square = sum(weight * hello.square[channel] for weight, hello in zip(weights, given, strict=True)) / total
-        deviation = max(square - middle**2, 0.0) ** 0.5
-        mean.append(middle)
-        std.append(deviation if deviation > _LEAST_DEVIATION else 1.0)  # a constant channel stays as it is
-    return Normalise(tuple(mean), tuple(std), 1 / 255)
+    most = max(len(hello.mean) for hello in hellos.values())
+    telling = [hello for hello in hellos.values() if len(hello.mean) == most]
+    first, told = telling[0], [hello.moments for hello in telling]
+    return common_scale(told, choice, first.shape, getattr(torch, first.dtype), most=_LARGEST_WEIGHT)

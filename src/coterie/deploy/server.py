@@ -165,12 +165,15 @@ class RemoteFederation(Engine):
     def _fits(self, client: ClientId, hello: Hello) -> bool:
         spec = self.spec
         alike = hello.inputs == (self._inputs or hello.inputs)
-        if hello.shape == spec.shape and hello.classes <= spec.classes and alike:
+        named = bool(hello.names) == bool(spec.class_names) and set(hello.names) <= set(spec.class_names)
+        if hello.shape == spec.shape and hello.classes <= spec.classes and alike and named:
             return True
         if client not in self._refused:
             self._refused.add(client)
             why = (
-                f"it has {hello.inputs if self._inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
+                "its labels are not those of the run"
+                if not named
+                else f"it has {hello.inputs if self._inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
                 f"classes, the run is about {self._inputs or 'inputs'} of shape {spec.shape} in {spec.classes}"
             )
             self._note(f"{client} is not admitted: {why}")

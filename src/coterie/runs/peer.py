@@ -13,6 +13,8 @@ from coterie.core.files import digest
 from coterie.core.interrupts import pause
 from coterie.core.notes import Note
 from coterie.core.samples import ClientId
+from coterie.data.own import agreed_labels
+from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import check_name, checked
 from coterie.deploy.client import Device
 from coterie.deploy.protocol import Hello, RunSpec, to_text
@@ -25,7 +27,7 @@ from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
 from coterie.runs.result import Result
-from coterie.runs.spec import NoMajority, agree, check_deployable, model_of, odd_ones
+from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, model_of, odd_ones
 from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.05
@@ -76,10 +78,11 @@ def run_peer(
         spec = _run_spec(config, connection, everyone, device.hello, watcher.note)
         connection.agree(to_text(spec))
         connection.look_up_progress()
+        folder.write(SCHEMA_FILE, common_schema(spec, device.hello).to_json().encode())
         fed = PeerFederation(
             name,
             spec.build_task(model_of(config)),
-            population,
+            agreed_labels(population, spec.class_names),
             config.seed,
             connection,
             at_end=lambda: _linger(connection, config.rounds, options.pace),
@@ -124,7 +127,8 @@ def _run_spec(
         if own.classes > told.classes:
             raise CoterieError(f"The network is about {told.classes} classes, and these data have {own.classes}.")
         mine = agree(config, {connection.name: own})
-        return replace(mine, run=network_of(config), classes=told.classes, normalise=told.normalise)
+        mine = replace(mine, run=network_of(config), classes=told.classes, normalise=told.normalise)
+        return replace(mine, class_names=told.class_names)
     try:
         odd = odd_ones(config, hellos)
     except NoMajority as error:
@@ -149,11 +153,11 @@ def _told(config: RunConfig, connection: PeerConnection, others: list[ClientId],
             note(f"what {name} says of the run is not believed: {error}")
     if not said:
         return None
-    votes = Counter((spec.shape, spec.classes, spec.normalise) for spec in said)
+    votes = Counter((spec.shape, spec.classes, spec.normalise, spec.class_names) for spec in said)
     most = max(votes.values())
     # of as many, one that does not depend on who answered first
     usual = min((form for form, number in votes.items() if number == most), key=repr)
-    return next(a for a in said if (a.shape, a.classes, a.normalise) == usual)
+    return next(a for a in said if (a.shape, a.classes, a.normalise, a.class_names) == usual)
 
 
 def _linger(connection: PeerConnection, rounds: int, pace: Pace) -> None:

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.core.wire import WireError
+from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import checked
 from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
@@ -30,7 +31,7 @@ from coterie.runs.config import RunConfig
 from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
 from coterie.runs.result import Result
-from coterie.runs.spec import NoMajority, agree, check_deployable, model_of, odd_ones
+from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, model_of, odd_ones
 from coterie.runs.view import View, Views
 
 DEPLOYMENT = "deployment.json"
@@ -150,6 +151,7 @@ def conduct(
         first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
         spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
         _write(folder, spec, [], inputs)
+        folder.write(SCHEMA_FILE, common_schema(spec, next(iter(first.values()))).to_json().encode())
     method = spec.build_method()
     fed = RemoteFederation(
         method.task(spec.build_task(model_of(config))),

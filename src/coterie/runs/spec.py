@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median_high
+from typing import TypeVar
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
+from coterie.data.labels import sorted_names
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
+from coterie.data.schema import Column, Schema
 from coterie.deploy.boundary import check
 from coterie.deploy.protocol import (
     Hello,
@@ -36,6 +39,9 @@ def check_deployable(config: RunConfig) -> Method:
     return config.build_method(defaults_of(config))
 
 
+T = TypeVar("T")
+
+
 class NoMajority(CoterieError):
     """The clients have inputs of different forms, and none of them is that of most."""
 
@@ -53,11 +59,35 @@ def odd_ones(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[Client
         for client, hello in hellos.items()
         if (hello.shape, hello.inputs) != form
     }
+    odd |= _odd_words({client: hello for client, hello in hellos.items() if client not in odd})
     rest = {client: hello.classes for client, hello in hellos.items() if client not in odd}
     named = _scenario(config)
     most = max(_ALWAYS_FINE, _FAR_FROM_OTHERS * median_high(rest.values())) if named is None else named.classes
     odd |= {c: f"it has {n} classes, the run is about at most {most}" for c, n in rest.items() if n > most}
     return odd
+
+
+def _odd_words(hellos: Mapping[ClientId, Hello]) -> dict[ClientId, str]:
+    """Clients whose tables have other columns than most, or labels in words where most have numbers, or the reverse."""
+    columns = _usual([hello.columns for hello in hellos.values()])
+    words = _usual([bool(hello.names) for hello in hellos.values()])
+    kinds = {True: "words", False: "numbers"}
+    odd = {
+        client: f"its labels are {kinds[not words]}, those of the run are {kinds[words]}"
+        for client, hello in hellos.items()
+        if bool(hello.names) != words
+    }
+    return odd | {
+        client: "the columns of its table are others, or in another order, than those of most clients"
+        for client, hello in hellos.items()
+        if hello.columns != columns
+    }
+
+
+def _usual(values: Sequence[T]) -> T:
+    """The most frequent of some values; of as many, one that does not depend on their order."""
+    votes = Counter(values)
+    return min((value for value, number in votes.items() if number == max(votes.values())), key=repr)
 
 
 def _usual_form(
@@ -92,7 +122,9 @@ def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
     model = model_of(config)
     if not model:
         raise CoterieError('Your own data need a model: set model = "NAME" (see `coterie list models`).')
-    shape, classes = next(iter(fitting.values())).shape, max(hello.classes for hello in fitting.values())
+    names = sorted_names(name for hello in fitting.values() for name in hello.names)
+    shape = next(iter(fitting.values())).shape
+    classes = len(names) or max(hello.classes for hello in fitting.values())
     builder_named(model, shape, classes)
     spec = RunSpec(
         run=f"{config.method}-{secrets.token_hex(8)}",
@@ -101,13 +133,30 @@ def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
         model=model,
         shape=shape,
         classes=classes,
-        normalise=scaled(named, config.scenario.pixels) if named is not None else pooled(fitting),
+        normalise=scaled(named, config.scenario.pixels)
+        if named is not None
+        else pooled(fitting, config.scenario.normalise),
         dtype=config.dtype,
         seed=config.seed,
         use_kernel=config.engine.kernel,
+        class_names=names,
     )
     check(RunSpec, spec, "what this run is about")
     return spec
+
+
+def common_schema(spec: RunSpec, hello: Hello) -> Schema:
+    """How the data of a deployed run are read, as far as the clients have told it."""
+    layout = "tokens" if hello.inputs == "token ids" else {1: "rows", 2: "series", 3: "images"}.get(len(spec.shape), "")
+    return Schema(
+        shape=spec.shape,
+        classes=spec.classes,
+        layout=layout,
+        dtype=hello.dtype,
+        normalise=spec.normalise,
+        class_names=spec.class_names,
+        columns=tuple(map(Column, hello.columns)),
+    )
 
 
 def model_of(config: RunConfig) -> str:
