@@ -6,7 +6,7 @@ coterie run examples/my_ditto.py:MyDitto --rounds 20
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from coterie import Assessment, Cohort, FedAvg, Models, Trained, local_sgd, on_client, spread
+from coterie import Cohort, FedAvg, Models, Trained, Use, local_sgd, on_client, spread, use
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class MyDitto(FedAvg):
         c.keep("model", local_sgd(c, c.recall("model", w), self.opt, prox=w, mu=self.lam, purpose="personal"))
         return Trained(local_sgd(c, w, self.opt), c.size)
 
-    @on_client
-    def judge(self, c: Cohort, sent: Models) -> Assessment:
+    def uses(self, c: Cohort, sent: Models) -> Use:
         """A client uses its own model; one that has none yet, the common one."""
-        return super().judge(c, Models(c.recall("model", sent.models)))
+        return use(c, c.recall("model", sent.models))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Replies,
         on_client,
     )
+    from coterie.core.metrics import Metric
     from coterie.core.optimiser import Optimiser
     from coterie.core.states import (
         Stack,
@@ -52,10 +53,11 @@ if TYPE_CHECKING:
         from_table,
     )
     from coterie.methods import METHODS, Method, method
-    from coterie.methods.base import Assessment, Log, Models, ServerMethod, Trained
+    from coterie.methods.base import Log, Models, ServerMethod, Trained
     from coterie.methods.clustered import ClusterMethod, Clusters
     from coterie.methods.fedavg import FedAvg, Global
     from coterie.methods.p2p.base import PeerMethod
+    from coterie.methods.served import Assessment, Use, use
     from coterie.models import build_model
     from coterie.report.compare import Comparison, compare
     from coterie.report.run import run
@@ -83,6 +85,7 @@ __all__ = [
     "Global",
     "Log",
     "Method",
+    "Metric",
     "Models",
     "Newcomer",
     "Nothing",
@@ -97,6 +100,7 @@ __all__ = [
     "Task",
     "Trained",
     "TrainedRun",
+    "Use",
     "axpy",
     "build",
     "build_model",
@@ -124,6 +128,7 @@ __all__ = [
     "spread",
     "stack",
     "take",
+    "use",
 ]
 
 _HOMES = {
@@ -141,10 +146,12 @@ _HOMES = {
     "coterie.simulation.simulator": ("EngineOptions",),
     "coterie.core.errors": ("CoterieError",),
     "coterie.methods": ("METHODS", "Method", "method"),
-    "coterie.methods.base": ("Assessment", "Log", "Models", "ServerMethod", "Trained"),
+    "coterie.methods.base": ("Log", "Models", "ServerMethod", "Trained"),
     "coterie.methods.clustered": ("ClusterMethod", "Clusters"),
     "coterie.methods.fedavg": ("FedAvg", "Global"),
     "coterie.methods.p2p.base": ("PeerMethod",),
+    "coterie.methods.served": ("Assessment", "Use", "use"),
+    "coterie.core.metrics": ("Metric",),
     "coterie.core.cohort": ("Cohort",),
     "coterie.core.evaluation": ("evaluate", "losses"),
     "coterie.core.optimiser": ("Optimiser",),

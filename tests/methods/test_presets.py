@@ -19,7 +19,7 @@ from coterie.methods.md_icfl.method import MDICFL
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import defaults_of
 
-TRAINING = {f.name for f in dataclasses.fields(LocalTraining)} - {"aggregate"}
+TRAINING = {f.name for f in dataclasses.fields(LocalTraining)} - {"aggregate", "personalise", "finetune_epochs"}
 PRESETS = [(name, preset) for name, kind in METHODS.items() for preset in kind.presets]
 
 

@@ -15,11 +15,13 @@ from torch import nn
 import coterie
 from coterie.core.errors import NothingLearnt
 from coterie.core.federation import Failure, Tally
+from coterie.core.measures import Measure
 from coterie.core.states import flat, stack
 from coterie.core.task import Task
-from coterie.data.describe import largest_share
+from coterie.data.describe import mean_floor
 from coterie.runs.evaluation import Evaluation
 from coterie.runs.health import Health
+from coterie.runs.standing import Standing
 from coterie.simulation.simulator import EngineOptions
 from tests.tiny import Rows, rows
 
@@ -29,12 +31,10 @@ def judgement(accuracy: float, *losses: float) -> Evaluation:
     return Evaluation(ids, [accuracy] * len(losses), list(losses), None, None, None, None, None)
 
 
-def said(
-    health: Health, *judgements: Evaluation, guess: float | None = math.log(4), majority: float = 0.4
-) -> list[str]:
+def said(health: Health, *judgements: Evaluation, guess: float | None = math.log(4), floor: float = 0.4) -> list[str]:
     texts = []
     for number, each in enumerate(judgements):
-        texts += health.evaluated(number, len(judgements), each, 0.1, guess, majority)
+        texts += health.evaluated(number, len(judgements), each, 0.1, guess, floor)
     return texts
 
 
@@ -111,15 +111,35 @@ def test_no_better_than_a_constant_answer() -> None:
     """Only from the middle of the run on; equal to the share counts too, for a broken model answers one class."""
     low, high = judgement(0.4, 0.5), judgement(0.41, 0.5)
     (text,) = said(Health(), low, low, low)
-    assert text.startswith("round 2: the mean accuracy, 40.0 %, is not above that of always answering")
+    assert text.startswith("round 2: the mean accuracy, 40.0 %, is not better than where every client always")
     assert said(Health(), low, high, high) == []
-    assert said(Health(), low, majority=1.0) == [], "where all samples are of one class nothing better can be had"
+    assert said(Health(), low, floor=1.0) == [], "where all samples are of one class nothing better can be had"
 
 
-def test_the_best_constant_answer() -> None:
-    """a has labels 0 0 1 and b has 1: class 0 is right for (2/3 + 0) / 2 = 1/3 on average, class 1 for 2/3."""
+def test_no_better_than_the_mean() -> None:
+    """Of an error less is better: 3 is not better than 3, and 2.9 is."""
+
+    def error(value: float) -> Evaluation:
+        standing = Standing("regression", Measure("rmse", lower_is_better=True), [None], [value])
+        return Evaluation(("a",), [None], [0.5], None, None, None, None, None, standing)
+
+    (text,) = said(Health(), error(3.0), guess=1.0, floor=3.0)
+    assert "the mean RMSE, 3, is not better than where every client always answers the mean of its own targets" in text
+    assert said(Health(), error(2.9), guess=1.0, floor=3.0) == []
+
+
+def test_the_floor_by_hand() -> None:
+    """a has labels 0 0 1: answering 0 is right for 2/3. b has 1 alone: answering 1 is always right."""
     population = rows(([0.0, 1.0, 2.0], [0, 0, 1]), ([3.0], [1]))
-    assert largest_share(population, population.ids) == pytest.approx((1 / 3 + 1) / 2)
+    task = Task(net, (1,), 2)
+    assert mean_floor(population, task, population.ids) == pytest.approx((2 / 3 + 1) / 2)
+
+
+def test_the_floor_of_numbers_by_hand() -> None:
+    """a has 0 0 3, whose mean 1 is off by 1, 1 and 2: the root of 6/3. b has 5 alone, which is its own mean."""
+    population = rows(([0.0, 1.0, 2.0], [0, 0, 3]), ([3.0], [5]))
+    task = Task(net, (1,), 1, loss="mse", kind="regression")
+    assert mean_floor(population, task, population.ids) == pytest.approx(2**0.5 / 2)
 
 
 def features(scale: float) -> coterie.Population:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from coterie import run
 from coterie.core import wire
@@ -116,9 +117,9 @@ def test_a_client_whose_model_has_diverged_counts(tmp_path: Path, monkeypatch: p
     def scored(c: Cohort, models: State) -> Scores:
         return Scores(*torch.tensor([known[client] for client in c.ids], dtype=torch.float64).T)
 
-    monkeypatch.setattr("coterie.methods.base.evaluate", scored)
+    monkeypatch.setattr("coterie.methods.served.evaluate", scored)
     clients = rows(*[([1.0], [2])] * 3)
-    result = run(made("fedavg"), clients, one_weight(), rounds=1, loss="mse", out=tmp_path / "run")
+    result = run(made("fedavg"), clients, nn.Linear(1, 10).double(), rounds=1, out=tmp_path / "run")
     assert result.client_ids == ["a", "b", "c"]
     assert result.per_client_accuracy == [0.75, 0.25, None]
     assert (result.accuracy, result.worst_accuracy, result.failures) == (0.5, 0.25, 0)

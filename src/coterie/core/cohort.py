@@ -5,7 +5,7 @@ On a device C is 1; in the simulator it is as many clients as a worker takes at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -64,6 +64,20 @@ class Cohort:
             return ClientData(**{**parts, part: replace(getattr(client, part), side=own)})
 
         return replace(self, data=tuple(extended(*pair) for pair in zip(self.data, side, strict=True)))
+
+    def beside_lazily(self, side: Callable[[int, Samples], Tensor], part: Part) -> Cohort:
+        """The same, where what stands beside client i's samples is found when these are first looked at."""
+
+        def extended(index: int, client: ClientData) -> ClientData:
+            parts: dict[str, Any] = {name: partial(getattr, client, name) for name in ("train", "test", "valid")}
+
+            def found() -> Samples | None:
+                samples: Samples | None = getattr(client, part)
+                return None if samples is None else replace(samples, side=side(index, samples))
+
+            return ClientData(**{**parts, part: found})
+
+        return replace(self, data=tuple(extended(*pair) for pair in enumerate(self.data)))
 
     def rng(self, index: int, purpose: str, *key: Key) -> np.random.Generator:
         """The generator of one client for one purpose in this round."""

@@ -59,6 +59,9 @@ class Compiled(Protocol):
     def score(self, models: Stack, samples: Samples) -> tuple[Tensor, Tensor]:
         """The mean loss and the share of correct answers (NaN where there is none) of every model, [K] each."""
 
+    def outputs(self, models: Stack, samples: Samples) -> Tensor:
+        """What every model's network answers to raw samples, [K, n, outputs]."""
+
     def probabilities(self, models: Stack, inputs: Tensor) -> Tensor:
         """Class probabilities of every model for ready inputs, [K, n, classes]."""
 

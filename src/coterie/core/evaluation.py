@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from coterie.core.cohort import Cohort, Part
 from coterie.core.compiled import Refusal
+from coterie.core.metrics import metrics_of
 from coterie.core.samples import Samples
 from coterie.core.states import Stack, State, count, row
 from coterie.core.task import Task
@@ -24,6 +26,8 @@ class Scores:
     loss: Tensor
     correct: Tensor
     count: Tensor
+    score: Tensor | None = None
+    """The value of the task's metric where that is not the accuracy; NaN where it is not defined."""
 
 
 def score(task: Task, models: Stack, samples: Samples) -> Scores:
@@ -64,15 +68,71 @@ def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, T
     return results
 
 
+def outputs(task: Task, model: Stack, samples: Samples) -> Tensor:
+    """What the network answers to one client's samples with the only model of the stack, [n, ...]."""
+    compiled = task.compiled
+    if not isinstance(compiled, Refusal) and compiled.takes(samples.side):
+        return compiled.outputs(model, samples)[0]
+    return torch.cat([output for output, _ in _outputs(task, row(model, 0), samples)])
+
+
 def evaluate(c: Cohort, models: Stack, part: Part = "test") -> Scores:
     """Each client's own row of `models` on its own data: every entry of the result is [C]."""
+    judged = _score_and_metric if c.task.primary.name != "accuracy" else score
     each = [
-        score(c.task, {name: t[index : index + 1] for name, t in models.items()}, samples)
+        judged(c.task, {name: t[index : index + 1] for name, t in models.items()}, samples)
         for index, samples in enumerate(c.part(part))
     ]
+    scores = [s.score for s in each if s.score is not None]
     return Scores(
-        torch.cat([s.loss for s in each]), torch.cat([s.correct for s in each]), torch.cat([s.count for s in each])
+        torch.cat([s.loss for s in each]),
+        torch.cat([s.correct for s in each]),
+        torch.cat([s.count for s in each]),
+        torch.cat(scores) if scores else None,
     )
+
+
+def _score_and_metric(task: Task, model: Stack, samples: Samples) -> Scores:
+    """One model, with the value of the task's metric: loss and metric are of the same outputs."""
+    number = torch.tensor([float(len(samples))], dtype=torch.float64)
+    if not len(samples):
+        nothing = torch.zeros(1, dtype=torch.float64)
+        return Scores(nothing, nothing, number, torch.full((1,), math.nan, dtype=torch.float64))
+    output = outputs(task, model, samples)
+    learnt = task.targets(samples, output)
+    values = (
+        float(task.loss_of(output, learnt)),
+        right_answers(task, output, learnt),
+        task.primary(task.predictions(output, samples.y), samples.y),
+    )
+    loss, correct, metric = (torch.tensor([value], dtype=torch.float64) for value in values)
+    return Scores(loss, correct, number, metric)
+
+
+def measured(c: Cohort, models: Stack, part: Part = "test") -> dict[str, Tensor]:
+    """All that can be measured of each client's own row of `models` on its own data, by name, [C] each.
+
+    What is not defined for a client is NaN.
+    """
+    known = metrics_of(c.task.kind)
+    values: dict[str, list[float]] = {name: [] for name in known}
+    for index, samples in enumerate(c.part(part)):
+        prediction = None
+        if len(samples):
+            output = outputs(c.task, {name: t[index : index + 1] for name, t in models.items()}, samples)
+            prediction = c.task.predictions(output, samples.y) if c.task.predicts(output) else None
+        for name, metric in known.items():
+            values[name].append(math.nan if prediction is None else metric(prediction, samples.y))
+    return {name: torch.tensor(column, dtype=torch.float64) for name, column in values.items()}
+
+
+def own_losses(c: Cohort, models: Stack, part: Part) -> Tensor:
+    """The loss of each client's own row of `models` on its own data, [C]."""
+    each = [
+        score(c.task, {name: t[index : index + 1] for name, t in models.items()}, samples).loss
+        for index, samples in enumerate(c.part(part))
+    ]
+    return torch.cat(each)
 
 
 def losses(c: Cohort, models: Stack, part: Part = "train", *, batch: int = 0) -> Tensor:

@@ -251,8 +251,10 @@ class Engine(Federation, Protocol):
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
         """True groups in this round, for the evaluation alone; None where they are not known."""
 
-    def majority(self, ids: Sequence[ClientId]) -> float | None:
-        """The mean accuracy of always answering the class most frequent in their tests; None where it is not known."""
+    def floor(self, ids: Sequence[ClientId]) -> float | None:
+        """The mean score of clients that always answer the most frequent class, or the mean, of their own training
+        part; None where that is not known before they are asked.
+        """
         return None
 
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:

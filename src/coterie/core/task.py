@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from coterie.core import user_code
 from coterie.core.compiled import BACKENDS, Compiled, Refusal
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.metrics import METRICS, Metric, MetricFn, chosen_metric
 from coterie.core.rng import key64
 from coterie.core.rows import RowMath
 from coterie.core.samples import Normalise, Population, Samples, kind_of, target_scale_of
@@ -56,6 +58,8 @@ class Task:
     use_kernel: bool = True
     kind: TaskKind = "classification"
     target_scale: TargetScale | None = None
+    metric: Metric | None = None
+    """What clients are judged by, if not by what tasks of this kind usually are."""
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     @classmethod
@@ -66,6 +70,7 @@ class Task:
         *,
         task: TaskName = "auto",
         loss: LossChoice | LossFn = "auto",
+        metric: str | Metric | MetricFn = "auto",
         dtype: torch.dtype = torch.float32,
     ) -> Task:
         """The task of training `model` (a builder, or a ready network) on a population's data.
@@ -89,6 +94,7 @@ class Task:
             population.normalise,
             dtype=dtype,
             kind=kind,
+            metric=chosen_metric(metric, kind),
             target_scale=(target_scale_of(population) or _measured(population)) if numbers else None,
         )
         own = population.client(population.ids[0]).train
@@ -189,6 +195,36 @@ class Task:
             return self.target_scale.standardised(y, self.dtype)
         return y.to(self.dtype) if self.loss in ("mse", "bce") or y.is_floating_point() else y
 
+    def predictions(self, output: Tensor, target: Tensor) -> Tensor:
+        """Outputs of the network as predictions of these targets; see `core.metrics`."""
+        found = output.double()
+        if not self.predicts(output):
+            return found  # only the loss and the metric of the user's know what these outputs are
+        if self.kind == "regression":
+            if self.target_scale is not None:
+                found = self.target_scale.restored(found.reshape(len(found), -1))
+            return found.reshape(target.shape)
+        if self.kind == "multilabel":
+            return found.sigmoid()
+        if self.kind == "binary" and found[:1].numel() == 1:
+            found = found.reshape(-1, 1).sigmoid()
+            return torch.cat([1 - found, found], dim=1)
+        return found.softmax(-1)
+
+    def predicts(self, output: Tensor) -> bool:
+        """Whether outputs [n, ...] are predictions of such targets: one a class, a label or a number."""
+        width = math.prod(output.shape[1:])
+        if self.loss == "reconstruction":
+            return False
+        if self.kind in ("multilabel", "regression"):
+            return width == self.classes
+        return (output.dim() == 2 and width >= max(self.classes, 2)) or (self.kind == "binary" and width == 1)
+
+    @property
+    def primary(self) -> Metric:
+        """What clients are judged by."""
+        return self.metric or chosen_metric("auto", self.kind)
+
     def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean loss over a batch."""
         return user_code.loss_of(_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss, output, target)
@@ -230,6 +266,11 @@ class Task:
             raise CoterieError(
                 f"The model has {output.shape[-1]} outputs but the data have {self.classes} classes; "
                 f"give it {self.classes} outputs."
+            )
+        if self.kind in ("multilabel", "regression") and not self.predicts(output) and self.primary.name in METRICS:
+            raise CoterieError(
+                f"The model's outputs of shape {tuple(output.shape[1:])} do not predict {self.classes} targets a "
+                f"sample, so {self.primary.measure.title} cannot be measured; give a metric of your own, too."
             )
         if len(sample):
             inputs = self.inputs(sample.x)

@@ -114,6 +114,19 @@ def loss_of(function: Callable[[Tensor, Tensor], Tensor], output: Tensor, target
     return loss
 
 
+def number_of(function: Callable[[Tensor, Tensor], Any], name: str, prediction: Tensor, target: Tensor) -> float:
+    """The value of the user's metric, which must be one number."""
+    try:
+        return float(function(prediction, target))
+    except CoterieError:
+        raise
+    except Exception as error:  # the user's code can fail in any way
+        raise CoterieError(
+            f"The metric {name} fails on predictions of {_shape(prediction)} and targets of {_shape(target)}: "
+            f"{said(error)}{_place(error)}; let it return one number for them."
+        ) from error
+
+
 def check_loss(loss: Any, known: Collection[str]) -> None:
     """Refuse a loss that is neither a known name nor a function."""
     if isinstance(loss, str) and loss not in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from coterie.core.metrics import floor
 from coterie.core.samples import ClientId, Population
+from coterie.core.task import Task
 
 from .population import Parts, unseen_ids
 
@@ -81,15 +84,15 @@ def describe(population: Population, *, inspect: int = _INSPECTED) -> Summary:
     )
 
 
-def largest_share(population: Population, ids: Sequence[ClientId]) -> float | None:
-    """The mean over clients of the test accuracy of one constant answer, the best; None where there are no tests."""
-    shares, tested = torch.zeros(population.classes, dtype=torch.float64), 0
-    for client in ids:
-        labels = _labels(population, client).test
-        if len(labels):
-            shares += torch.bincount(labels, minlength=population.classes) / len(labels)
-            tested += 1
-    return float(shares.max()) / tested if tested else None
+def mean_floor(population: Population, task: Task, ids: Sequence[ClientId]) -> float | None:
+    """The mean over clients of what a constant answer scores on their tests; None where no client has both parts.
+
+    Each client answers what is most frequent, or the mean, in its own training part.
+    """
+    parts = (_labels(population, client) for client in ids)
+    floors = [floor(task.primary, task.kind, part.train, part.test, task.classes) for part in parts]
+    known = [value for value in floors if math.isfinite(value)]
+    return sum(known) / len(known) if known else None
 
 
 def _labels(population: Population, client: ClientId) -> Parts:

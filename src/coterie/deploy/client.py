@@ -26,6 +26,7 @@ from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
+from coterie.methods.base import Models
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
@@ -140,6 +141,15 @@ def _short(number: float) -> float:
 
 def message_type(function: Any) -> Any:
     """The type of the message that a client function takes: that of its last parameter."""
+    kind = _last_hint(function)
+    if kind is not Any:
+        return kind
+    # every method is judged by the same functions, which take what its own `uses` takes: models, if it says nothing
+    used = _last_hint(function.__self__.uses)
+    return Models if used is Any else used
+
+
+def _last_hint(function: Any) -> Any:
     hints = typing.get_type_hints(function)
     hints.pop("return")
     return list(hints.values())[-1]

@@ -97,6 +97,11 @@ class KernelTask:
             route=routing(self.net, models, 0, samples),
         )
 
+    def outputs(self, models: Stack, samples: Samples) -> Tensor:
+        """What the networks return, without a softmax."""
+        route = routing(self.net, models, 0, samples)
+        return self.net.logits(vectors(self.net, models), self._inputs(samples), route, **self._scaling(samples))
+
     def probabilities(self, models: Stack, inputs: Tensor) -> Tensor:
         """Class probabilities of every model for ready inputs."""
         return self.net.predict(vectors(self.net, models), inputs.to(self.dtype).contiguous())

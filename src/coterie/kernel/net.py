@@ -185,9 +185,18 @@ class Net:
         """Class probabilities (for squared error: the outputs) of every model, [M, n, outputs]."""
         return self._outputs(weights, x, self.loss, mean, std, scale, route)
 
-    def logits(self, weights: Tensor, x: Tensor, route: Routing | None = None) -> Tensor:
+    def logits(
+        self,
+        weights: Tensor,
+        x: Tensor,
+        route: Routing | None = None,
+        *,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        scale: float = 1.0,
+    ) -> Tensor:
         """What the module itself returns, for every model: [M, n, outputs], without a softmax."""
-        return self._outputs(weights, x, "mse", (0.0,), (1.0,), 1.0, route)
+        return self._outputs(weights, x, "mse", mean, std, scale, route)
 
     def input_gradient(self, weights: Tensor, x: Tensor, y: Tensor | None) -> tuple[float, Tensor]:
         """The summed loss of one model (flat `weights`) and its gradient with respect to the inputs `x`."""

@@ -5,20 +5,19 @@ No client has a cluster before it chooses one, and newcomers choose as all do, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from coterie.core.aggregate import combined
 from coterie.core.cohort import Cohort
-from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
 from coterie.core.states import Picked, Stack, take
 from coterie.core.training import local_sgd
-from coterie.methods.base import Assessment, Log, Models
+from coterie.methods.base import A, Log, Models
 from coterie.methods.clustered import (
     Choice,
     Clusters,
@@ -27,6 +26,7 @@ from coterie.methods.clustered import (
     distinct_starts,
     least_loss,
 )
+from coterie.methods.served import Use
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class IFCA(ServesClusters[Clusters]):
     def _pick(self, c: Cohort, models: Stack) -> Tensor:
         return least_loss(c, models, self.score_batch)
 
-    def assess(self, state: Clusters, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
-        """Clients pick by their training data and judge what they picked on their test part."""
-        return fed.ask(self.pick_and_judge, ids, same=Models(state.models), purpose="evaluation")
+    def ask_about_models(
+        self, state: Clusters, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
+    ) -> Replies[A]:
+        """Clients are sent all models, for they pick one by their training data."""
+        return fed.ask(function, ids, same=Models(state.models), purpose="evaluation")
 
-    @on_client("scores")
-    def pick_and_judge(self, c: Cohort, sent: Models) -> Assessment:
-        """On the client: the model it would use now."""
+    def uses(self, c: Cohort, sent: Models) -> Use:
+        """On the client: the model that it picks now."""
         s = self._pick(c, sent.models)
-        scores = evaluate(c, take(sent.models, s))
-        return Assessment(scores.correct, scores.loss, scores.count, s)
+        return Use(c, take(sent.models, s), s)

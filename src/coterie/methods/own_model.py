@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
-
-import torch
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from coterie.core.cohort import Cohort
-from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Federation,
     Nothing,
     Replies,
-    on_client,
 )
 from coterie.core.samples import ClientId
 from coterie.core.states import (
@@ -23,7 +19,8 @@ from coterie.core.states import (
     spread,
     stack,
 )
-from coterie.methods.base import Assessment, ServerMethod
+from coterie.methods.base import A, ServerMethod
+from coterie.methods.served import Use, use
 
 
 class _Beginning(Protocol):
@@ -42,15 +39,15 @@ class OwnModelMethod(ServerMethod[B], Generic[B]):
 
     serves_newcomers: ClassVar[bool] = False
 
-    def assess(self, state: B, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+    def ask_about_models(
+        self, state: B, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
+    ) -> Replies[A]:
         """Clients judge the models they keep; no model travels."""
-        return fed.ask(self.judge_own, ids, same=Nothing(), purpose="evaluation", counted=False)
+        return fed.ask(function, ids, same=Nothing(), purpose="evaluation", counted=False)
 
-    @on_client("scores")
-    def judge_own(self, c: Cohort, sent: Nothing) -> Assessment:
-        """On the client: its own model on its own test part."""
-        scores = evaluate(c, self.own(c))
-        return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
+    def uses(self, c: Cohort, sent: Nothing) -> Use:
+        """On the client: its own model."""
+        return use(c, self.own(c))
 
     def own(self, c: Cohort) -> Stack:
         """On the client: its model as it is now."""

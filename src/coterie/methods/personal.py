@@ -10,11 +10,12 @@ from torch import Tensor
 
 from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort, Memory
-from coterie.core.federation import Federation, on_client
+from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, row, spread, stack
-from coterie.methods.base import Assessment, Log, Models
+from coterie.methods.base import Log, Models
 from coterie.methods.fedavg import FedAvg, Global
+from coterie.methods.served import Use, use
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,9 @@ class PersonalMethod(FedAvg):
         """On the client: the model it would use now."""
         return stack([self.personal(row(common, i), c.memory[i] if c.memory else {}) for i in range(len(c))])
 
-    @on_client("scores")
-    def judge(self, c: Cohort, sent: Models) -> Assessment:
-        """On the client: its own model on its own test part."""
-        return super().judge(c, Models(self.in_use(c, sent.models)))
+    def uses(self, c: Cohort, sent: Models) -> Use:
+        """On the client: its own model."""
+        return use(c, self.in_use(c, sent.models))
 
     def own_models(self, state: Global, memory: Mapping[ClientId, Memory]) -> Mapping[ClientId, State]:
         """Of every client that keeps something, the model it would use now."""

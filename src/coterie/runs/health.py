@@ -71,17 +71,16 @@ class Health:
         return self._losses(number, losses, "training", rate, guess)
 
     def evaluated(
-        self, number: int, rounds: int, found: Evaluation, rate: float, guess: float | None, majority: float | None
+        self, number: int, rounds: int, found: Evaluation, rate: float, guess: float | None, floor: float | None
     ) -> list[str]:
-        """After an evaluation: what to say about the accuracy.
+        """After an evaluation: what to say about the scores.
 
-        `majority` is the accuracy of always answering the most frequent class. A method that trains in a loop of its
-        own tells no training loss; then the test loss stands for it.
+        `floor` is the score of a constant answer (see `Engine.floor`). A method that trains in a loop of its own tells
+        no training loss; then the test loss stands for it.
         """
-        return [
-            *([] if self.watches_training else self._losses(number, found.losses, "test", rate, guess)),
-            *self._accuracy(number, rounds, found.known, rate, majority),
-        ]
+        texts = [] if self.watches_training else self._losses(number, found.losses, "test", rate, guess)
+        late = 2 * (number + 1) >= rounds  # early rounds may well be worse than a constant answer
+        return texts + (self._score(number, found, rate, floor) if late else [])
 
     def _losses(self, number: int, losses: Sequence[float], what: str, rate: float, guess: float | None) -> list[str]:
         """What to say about the losses of a round: clients may say anything, so the median decides."""
@@ -116,18 +115,20 @@ class Health:
         text = f"the clients' {what} loss {how}{where}: training diverges"
         return self._say("rising", f"round {number + 1}: {text}; {remedy}")
 
-    def _accuracy(self, number: int, rounds: int, known: list[float], rate: float, majority: float | None) -> list[str]:
-        # early rounds may well be worse than a constant answer
-        if majority is None or majority >= 1 or not known or 2 * (number + 1) < rounds:
+    def _score(self, number: int, found: Evaluation, rate: float, floor: float | None) -> list[str]:
+        measure, known = found.measure, found.known
+        if floor is None or not known or floor == (0.0 if measure.lower_is_better else 1.0):
             return []
         mean = sum(known) / len(known)
-        if mean > majority + _ROUNDING:
+        if measure.ahead(mean, floor) > _ROUNDING * max(1.0, abs(floor)):
             return []
+        numbers = found.standing is not None and found.standing.task == "regression"
+        constant = "the mean of its own targets" if numbers else "its most frequent class"
         return self._say(
             "constant",
-            f"round {number + 1}: the mean accuracy, {100 * mean:.1f} %, is not above that of always answering the "
-            f"most frequent class, {100 * majority:.1f} %; train for longer, bring the inputs to values of about -1 "
-            f"to 1, or try another lr (now {rate:g})",
+            f"round {number + 1}: the mean {measure.title}, {measure.text(mean)}, is not better than where every "
+            f"client always answers {constant}, {measure.text(floor)}; train for longer, bring the inputs to values "
+            f"of about -1 to 1, or try another lr (now {rate:g})",
         )
 
     def check_end(self, method: str, rounds: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from coterie.runs.health import Health
 from coterie.runs.options import RunOptions
 from coterie.runs.records import RESULT_FILE, Row
 from coterie.runs.result import Result
+from coterie.runs.standing import known, mean_known
 from coterie.runs.view import View, Views
 
 
@@ -66,7 +66,7 @@ class RoundLoop:
                     after = wire.laid_out(stepped)  # as a checkpoint would give it back
                     tally = self.fed.tally
                     due = number % self.options.evaluate_every == 0 or number == self.rounds - 1
-                    latest = self.evaluator.evaluate(after) if due else None
+                    latest = self.evaluator.evaluate(after, last=number == self.rounds - 1) if due else None
                     with defer_interrupts():
                         state, reached, evaluation = after, number + 1, latest
                         self._conclude(number, tally, evaluation, log)
@@ -74,7 +74,10 @@ class RoundLoop:
                             self._save(state, reached)
                 self.fed.round = self.rounds - 1
                 self.health.check_end(self.method.name, self.rounds)
-                return self._finish(state, evaluation or self.evaluator.evaluate(state))
+                if evaluation is None:
+                    evaluation = self.evaluator.evaluate(state, last=True)
+                    self.fed.commit()
+                return self._finish(state, evaluation)
             except KeyboardInterrupt:
                 raise self._interrupted(state, reached) from None
             except Unfinished as stop:
@@ -126,9 +129,7 @@ class RoundLoop:
         rate = self.method.training.opt.rate(number)
         texts += self.health.trained(number, list(tally.losses.values()), rate, self._guess)
         if evaluation is not None:
-            texts += self.health.evaluated(
-                number, self.rounds, evaluation, rate, self._guess, self._majority(evaluation)
-            )
+            texts += self.health.evaluated(number, self.rounds, evaluation, rate, self._guess, self._floor(evaluation))
         for text in texts:
             self.view.note(f"warning: {text}")
             if self.folder:
@@ -138,12 +139,17 @@ class RoundLoop:
     def _guess(self) -> float | None:
         """The loss of knowing nothing."""
         task = self.fed.task
-        return math.log(task.classes) if task.loss == "cross_entropy" and task.classes > 1 else None
+        if task.loss == "cross_entropy":
+            return math.log(task.classes) if task.classes > 1 else None
+        if task.loss == "bce":
+            return math.log(2)
+        return 1.0 if task.loss == "mse" and task.target_scale is not None else None
 
-    def _majority(self, evaluation: Evaluation) -> float | None:
-        """The accuracy of the best constant answer, counted once."""
-        if self._constant is None and self.fed.task.loss == "cross_entropy":
-            self._constant = self.fed.majority(evaluation.ids)
+    def _floor(self, evaluation: Evaluation) -> float | None:
+        """The mean score of a constant answer, counted once; clients elsewhere tell it at the end."""
+        if self._constant is None:
+            told = [] if evaluation.standing is None else evaluation.standing.floor
+            self._constant = mean_known(told) if told else self.fed.floor(evaluation.ids)
         return self._constant
 
     def _conclude(self, number: int, tally: Tally, evaluation: Evaluation | None, log: Log) -> None:
@@ -160,8 +166,10 @@ class RoundLoop:
         self.health.failed([failure for _, failure in lost])
         row: Row = {
             "round": number + 1,
-            "accuracy": _mean(evaluation.known) if evaluation else None,
-            "worst_accuracy": min(evaluation.known, default=None) if evaluation else None,
+            "accuracy": mean_known(evaluation.accuracy) if evaluation else None,
+            "worst_accuracy": min(known(evaluation.accuracy), default=None) if evaluation else None,
+            "score": mean_known(evaluation.known) if evaluation else None,
+            "worst_score": evaluation.measure.worst(evaluation.known) if evaluation else None,
             "loss": evaluation.loss if evaluation else None,
             "n_clusters": evaluation.n_clusters if evaluation else None,
             "ari": evaluation.ari if evaluation else None,
@@ -180,7 +188,9 @@ class RoundLoop:
             self.folder.log_event("round", **row, log=log)
             self.folder.log_metrics(row)
         self.fed.failures.clear()
-        self.view.update({**row, "rounds": self.rounds, "log": log})
+        primary = self.fed.task.primary
+        judged = {"metric": primary.name, "lower_is_better": primary.lower_is_better, "floor": self._constant}
+        self.view.update({**row, **judged, "rounds": self.rounds, "log": log})
 
     def _save(self, state: Any, reached: int) -> None:
         assert self.folder is not None
@@ -209,19 +219,20 @@ class RoundLoop:
     def _finish(self, state: Any, evaluation: Evaluation) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has evaluated once more
         used = {*(evaluation.clusters or ()), *(self.method.clusters(state, self.fed.ids) or ())}
-        alone = self.method.own_models(state, self.fed.memory)
+        alone = self.method.personal_models(state, self.fed.memory)
         models = {
             **self.method.models_in_use(state, used),
             **{f"client-{client}": model for client, model in alone.items()},
         }
+        standing = evaluation.standing
+        assert standing is not None
         result = Result(
             method=self.method.name,
             scenario=self.scenario,
             seed=self.fed.seed,
             rounds=self.rounds,
             clients=self.fed.registered,
-            accuracy=_mean(evaluation.known),
-            worst_accuracy=min(evaluation.known, default=0.0),
+            **standing.result(self._floor(evaluation)),
             clusters=evaluation.clusters,
             n_clusters=evaluation.n_clusters,
             ari=evaluation.ari,
@@ -232,10 +243,10 @@ class RoundLoop:
             failures=self.failures,
             client_ids=list(evaluation.ids),
             truth=evaluation.truth,
-            per_client_accuracy=evaluation.accuracy,
             engine=self.fed.path,
             unseen_accuracy=evaluation.unseen,
             unseen_sample_accuracy=evaluation.unseen_samples,
+            unseen_score=evaluation.unseen_score,
             lost=dict(self.health.lost),
             warnings=list(self.health.warnings),
             title=self.method.training.title,
@@ -246,11 +257,7 @@ class RoundLoop:
             self._save(state, self.rounds)
             self.folder.write_models(models, self.fed.task)
             self.folder.write_panels(self.method.panels(state, evaluation.ids, evaluation.truth))
-            self.folder.log_event("end", accuracy=result.accuracy, seconds=result.seconds)
+            self.folder.log_event("end", metric=result.metric, score=result.score, seconds=result.seconds)
             self.folder.write(RESULT_FILE, result.to_json().encode())
         self.view.finished(result, self.folder.path if self.folder else None)
         return result
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

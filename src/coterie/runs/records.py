@@ -12,7 +12,8 @@ from typing import Any
 from coterie.core.errors import CoterieError
 
 METRICS = (
-    "round", "accuracy", "worst_accuracy", "loss", "n_clusters", "ari", "unseen_accuracy", "bytes_down", "bytes_up",
+    "round", "accuracy", "worst_accuracy", "score", "worst_score", "loss", "n_clusters", "ari", "unseen_accuracy",
+    "bytes_down", "bytes_up",
     "bytes_evaluation", "failures", "seconds",
 )  # fmt: skip
 METRICS_FILE, EVENTS_FILE, RESULT_FILE, CONFIG_FILE = "metrics.csv", "events.jsonl", "result.json", "config.toml"

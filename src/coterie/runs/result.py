@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -25,6 +26,7 @@ class Result:
     rounds: int
     clients: int
     accuracy: float
+    """NaN, and null in result.json, where the task has no right answers (regression)."""
     worst_accuracy: float
     clusters: list[int] | None
     n_clusters: int | None
@@ -42,6 +44,29 @@ class Result:
     """The same mean over the clients that never took part in training, where the population keeps some back."""
     unseen_sample_accuracy: float | None = None
     """The share of all their test samples together, in which a client counts as much as it has samples."""
+    task: str = "classification"
+    """What was learnt: classification, binary, multilabel or regression."""
+    metric: str = "accuracy"
+    """What the run is judged by."""
+    lower_is_better: bool = False
+    """Whether less of the metric is better."""
+    score: float | None = None
+    """The metric's mean over clients, each on its own test part with the model it would use."""
+    worst_score: float | None = None
+    floor: float | None = None
+    """The score of always answering the most frequent class, or the mean, of a client's own training part."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Means over clients by name; clients for which one is not defined are left out of its mean."""
+    finetuned_accuracy: float | None = None
+    finetuned_score: float | None = None
+    """The same after every client has trained the model it would use a little more on its own data, or has kept it as
+    it is where that does better on the samples it holds out."""
+    unseen_score: float | None = None
+    per_client_score: list[float | None] = field(default_factory=list)
+    per_client_floor: list[float | None] = field(default_factory=list)
+    per_client_metrics: Mapping[str, list[float | None]] = field(default_factory=dict)
+    per_client_finetuned_score: list[float | None] = field(default_factory=list)
+    per_client_finetuned_accuracy: list[float | None] = field(default_factory=list)
     lost: Mapping[str, int] = field(default_factory=dict)
     """Why replies did not count: how many of each kind of failure; together they are `failures`."""
     warnings: list[str] = field(default_factory=list)
@@ -81,6 +106,8 @@ class Result:
     def to_json(self) -> str:
         """The text of `result.json`: everything but the models."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_WRITTEN}
+        for name in ("accuracy", "worst_accuracy"):
+            plain[name] = None if math.isnan(plain[name]) else plain[name]
         return json.dumps(plain, indent=1)
 
 

@@ -197,7 +197,7 @@ class TrainedRun:
             state = method.admit(self._state, fed, [name])
             fed.commit()
             group = _group(method, state, fed, name)
-            model = method.own_models(state, fed.memory).get(name)
+            model = method.personal_models(state, fed.memory).get(name)
             model = method.model_of(state, name, group) if model is None else model
         network = method.ready(
             filled(task.model, model, f"the model for {name}").to(self._dtype), state, group, self.result.seed

@@ -27,7 +27,7 @@ from coterie.core.message import Message
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
-from coterie.data.describe import largest_share
+from coterie.data.describe import mean_floor
 from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
 from coterie.simulation.attacks import Attackers, disguised
@@ -119,9 +119,9 @@ class Simulator(Engine):
         groups = [self._population.group(client, self.round) for client in ids]
         return None if any(group is None for group in groups) else [int(g) for g in groups if g is not None]
 
-    def majority(self, ids: Sequence[ClientId]) -> float | None:
-        """The accuracy of the best constant answer, in the tests as they are at the start."""
-        return largest_share(self._population, ids)
+    def floor(self, ids: Sequence[ClientId]) -> float | None:
+        """The mean score of constant answers, for the data as they are at the start."""
+        return mean_floor(self._population, self.task, ids)
 
     @property
     def unseen(self) -> tuple[ClientId, ...]:

@@ -19,7 +19,6 @@ from torch import Tensor
 from coterie.core import wire
 from coterie.core.cohort import Cohort, Memory
 from coterie.core.errors import CoterieError
-from coterie.core.evaluation import evaluate
 from coterie.core.federation import (
     Engine,
     Failure,
@@ -40,7 +39,7 @@ from coterie.core.states import (
 from coterie.core.task import Task
 from coterie.deploy.boundary import blamed
 from coterie.deploy.zenoh.connection import PeerConnection
-from coterie.methods.base import Assessment, LocalTraining, Log, RoundMethod
+from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod
 from coterie.methods.p2p.base import (
     Answers,
     PeerMethod,
@@ -180,11 +179,15 @@ class Deployed(RoundMethod[PeerState]):
         """This peer's model."""
         return state.model, [0] * len(ids)
 
-    def assess(self, state: PeerState, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
-        """This peer's model on its own test part."""
+    def ask_about_models(
+        self, state: PeerState, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
+    ) -> Replies[A]:
+        """This peer asks itself; what it keeps (its fine-tuned model) stays with it."""
         c = _cohort(fed)
-        scores = evaluate(c, state.model)
-        return Replies(c.ids, Assessment(scores.correct, scores.loss, scores.count, torch.full((1,), -1)))
+        reply = function(c, Models(state.model))
+        if isinstance(fed, PeerFederation):
+            fed.keep(c.kept)
+        return Replies(c.ids, reply)
 
     def models(self, state: PeerState) -> Mapping[str, State]:
         """This peer's model."""
@@ -269,6 +272,11 @@ class PeerFederation(Engine):
         self.ledger.up["train"] += sent - self._counted[0]
         self.ledger.down["train"] += received - self._counted[1]
         self._counted = (sent, received)
+
+    def keep(self, kept: Mapping[str, Tensor | Stack]) -> None:
+        """Remember what this peer wants to keep beside its state."""
+        own = self.memory.setdefault(self.name, {})
+        own.update({name: row(part, 0) if isinstance(part, dict) else part[0] for name, part in kept.items()})
 
     def take_touched(self) -> list[ClientId]:
         """No client: what a peer keeps is in its state."""

@@ -36,8 +36,9 @@ from coterie.methods.auto.judgement import has_classes, label_shares, losses_und
 from coterie.methods.auto.looks import BLOCKS, halves, middle, sketches, width
 from coterie.methods.auto.messages import Groups, Looked, Pair, Prepared, Sent, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
-from coterie.methods.base import Assessment, Log, Models
+from coterie.methods.base import A, Log, Models
 from coterie.methods.clustered import Choice, ServesClusters, cluster_sizes
+from coterie.methods.served import Use, use
 
 
 @dataclass(frozen=True)
@@ -171,18 +172,18 @@ class Auto(ServesClusters[Groups]):
         """Newcomers are served at once, by the group whose model fits them best; their first visit is as anybody's."""
         return groups.admitted(state, fed, new, self.find, self._classes(fed))
 
-    def assess(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+    def ask_about_models(
+        self, state: Groups, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
+    ) -> Replies[A]:
         """Clients judge their personal models: made of their group's, as their looks and all others' say."""
         stack_, rows = self.model_for(state, ids)
         choice = torch.tensor(personal.chosen(state.choices, ids, groups.skewed(state, self._classes(fed))))
         message = Prepared(take(stack_, torch.tensor(rows)), choice)
-        return fed.ask(self.judge_personal, ids, each=message, purpose="evaluation")
+        return fed.ask(function, ids, each=message, purpose="evaluation")
 
-    @on_client("scores")
-    def judge_personal(self, c: Cohort, sent: Prepared) -> Assessment:
-        """On the client: its personal model on its own test part."""
-        scores = evaluate(c, personal.made(c, sent.models, sent.choice, self.opt))
-        return Assessment(scores.correct, scores.loss, scores.count, torch.full((len(c),), -1))
+    def uses(self, c: Cohort, sent: Prepared) -> Use:
+        """On the client: its personal model."""
+        return use(c, personal.made(c, sent.models, sent.choice, self.opt))
 
     def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The groups, how they came about, and what clients use."""

@@ -10,23 +10,22 @@ lambda their weight, A and W the graph's, g_phi the teacher and g_varphi the stu
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from coterie.core.cohort import Cohort
-from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Nothing, Replies, on_client
 from coterie.core.panels import Panel
-from coterie.core.samples import ClientId
+from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, spread, stack
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
-from coterie.methods.base import Assessment, Log, Models, Trained
+from coterie.methods.base import A, Log, Models, Trained
 from coterie.methods.fedcg.alone import RoutedNet
 from coterie.methods.fedcg.averaging import averaged, samples_by_domain
 from coterie.methods.fedcg.equipartition import weighed
@@ -38,6 +37,7 @@ from coterie.methods.fedcg.network import DomainNet, fedcg
 from coterie.methods.fedcg.panels import domain_panels, measures
 from coterie.methods.fedcg.settings import Settings
 from coterie.methods.fedcg.wrapping import Wrapping, plain
+from coterie.methods.served import Use
 
 _COMMON = ("model", "teacher", "student")
 FINDERS: dict[str, type[Finder]] = {
@@ -156,21 +156,34 @@ class FedCG(Settings):
         agreed = [(own.argmax(1) == label).sum() for own, label in zip(seen, labels, strict=True)]
         return Report(model, finder.distilled(c, sent, labels), torch.stack(counts), torch.stack(agreed), c.size)
 
-    def assess(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
-        """Clients find the domains of their test samples, without their labels, and use the residuals accordingly."""
+    def ask_about_models(
+        self, state: Domains, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
+    ) -> Replies[A]:
+        """Clients get the network and what finds the domains of their samples."""
         message = self._message(state, fed, ids)
-        return fed.ask(self.route_and_judge, ids, each=message, common=_COMMON, purpose="evaluation")
+        return fed.ask(function, ids, each=message, common=_COMMON, purpose="evaluation")
 
-    @on_client("scores")
-    def route_and_judge(self, c: Cohort, sent: Sent) -> Assessment:
-        """On the client: every test sample by its own domains, or all by what they look like together."""
+    def uses(self, c: Cohort, sent: Sent) -> Use:
+        """On the client: every test sample by its own domains, or all by what they look like together.
+
+        Their domains are found without their labels. Samples that are trained on get the domains that training gives.
+        """
         finder = self._finder
-        seen = [finder.seen(c, sent, index, client.test) for index, client in enumerate(c.data)]
-        weights = [finder.together(sent, own) for own in seen]
+
+        def routed(index: int, samples: Samples) -> Tensor:
+            return finder.together(sent, finder.seen(c, sent, index, samples))
+
+        def side(index: int, samples: Samples) -> Tensor:
+            return routed(index, samples) if self.soft else routed(index, samples).argmax(1)
+
+        def taught(index: int, samples: Samples) -> Tensor:
+            return finder.taught(c, sent, samples, finder.seen(c, sent, index, samples))
+
+        weights = [routed(index, client.test) for index, client in enumerate(c.data)]
         main = torch.stack([own.mean(0).nan_to_num().argmax() for own in weights])
         sides = weights if self.soft else [own.argmax(1) for own in weights]
-        scores = evaluate(c.beside(sides, "test"), spread(sent.model, len(c)))
-        return Assessment(scores.correct, scores.loss, scores.count, main)
+        cohort = c.beside(sides, "test").beside_lazily(taught, "train").beside_lazily(side, "valid")
+        return Use(cohort, spread(sent.model, len(c)), main)
 
     def model_for(self, state: Domains, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """One network for everyone; which residuals it uses is decided by the samples."""

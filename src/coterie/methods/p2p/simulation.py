@@ -6,7 +6,7 @@ train, carries the answers they ask each other for, and lets them update. Nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -33,7 +33,7 @@ from coterie.core.states import (
     spread,
     take,
 )
-from coterie.methods.base import Assessment, LocalTraining, Log, Models, RoundMethod
+from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod
 from coterie.methods.p2p.base import (
     Inbox,
     PeerMethod,
@@ -293,10 +293,12 @@ class Simulated(RoundMethod[Network], Generic[N]):
         models = concat([state.model, spread(state.origin, 1)])
         return models, [place.get(client, len(state.ids)) for client in ids]
 
-    def assess(self, state: Network, fed: Federation, ids: Sequence[ClientId]) -> Replies[Assessment]:
+    def ask_about_models(
+        self, state: Network, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
+    ) -> Replies[A]:
         """Peers judge their own models; nothing is sent."""
         models, rows = self.model_for(state, ids)
-        return fed.ask(self.judge, ids, each=Models(models), rows=rows, purpose="evaluation", counted=False)
+        return fed.ask(function, ids, each=Models(models), rows=rows, purpose="evaluation", counted=False)
 
     def clusters(self, state: Network, ids: Sequence[ClientId]) -> list[int] | None:
         """Communities of the neighbour graph; their number is not given."""
