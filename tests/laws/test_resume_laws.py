@@ -87,3 +87,20 @@ def test_stopped_after_the_last_round_or_before_the_first(
 def test_without_a_folder_nothing_can_be_resumed(digits: OwnPopulation) -> None:
     with pytest.raises(Interrupted, match="give an output folder"):
         run(made("fedavg"), digits, small_net, rounds=3, view=StopAt(1))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "fedcg", "panm"])
+def test_a_run_that_goes_on_beyond_its_end_is_one_that_was_longer_from_the_start(
+    name: str, digits: OwnPopulation, tmp_path: Path
+) -> None:
+    """Two rounds and then up to five; evaluated in every second round, so that the first end is none of them."""
+    how: dict[str, Any] = {"seed": 7, "evaluate_every": 2, "engine": EngineOptions(workers=1)}
+    whole = run(made(name), digits, small_net, rounds=5, out=tmp_path / "whole", **how)
+    run(made(name), digits, small_net, rounds=2, out=tmp_path / "parts", **how)
+    longer = run(made(name), digits, small_net, rounds=5, out=tmp_path / "parts", resume=True, **how)
+    assert fingerprint(longer) == fingerprint(whole)
+    found, wanted = (list(logs(folder)) for folder in (tmp_path / "parts", tmp_path / "whole"))
+    assert found[1] == wanted[1]
+    # but for the first event, which says with how many rounds it began, and warnings, which depend on that
+    said = [[event for event in events[1:] if event["event"] != "warning"] for events in (found[0], wanted[0])]
+    assert said[0] == said[1]

@@ -67,7 +67,7 @@ def test_there_is_a_checkpoint_before_the_first_round(digits: OwnPopulation, tmp
             seen.append(json.loads((tmp_path / "run" / "checkpoint" / "latest.json").read_text())["next_round"])
 
     run(made("fedavg"), digits, small_net, rounds=2, out=tmp_path / "run", view=Look(9))
-    assert seen == [0, 0]
+    assert seen == [0, 1]  # and one before the last, from which a longer run would go on
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,28 @@ def test_other_settings_are_refused(old: str, new: str, key: str, coterie: Comma
 
 
 def test_fewer_rounds_than_reached_are_refused(coterie: Command, unfinished: Path) -> None:
-    edit(unfinished, "rounds = 3", "rounds = 2")
+    edit(unfinished, "rounds = 3", "rounds = 1")
     before = files(unfinished)
     assert refused(coterie("resume", unfinished), unfinished, before) == (
-        f"2 rounds are wanted but the run in {unfinished} has reached round 3; set rounds to at least that."
+        f"1 rounds are wanted but the run in {unfinished} has reached round 2; set rounds to at least that."
     )
+
+
+def test_a_finished_run_goes_on_to_more_rounds(coterie: Command, unfinished: Path) -> None:
+    assert coterie("resume", unfinished).code == 0
+    said = coterie("resume", unfinished, "--rounds", 5)
+    assert said.code == 0, said.err
+    assert len(read_metrics(unfinished)) == json.loads((unfinished / "result.json").read_text())["rounds"] == 5
+    assert "rounds = 5\n" in (unfinished / "config.toml").read_text()
+    for rounds, why in (
+        (5, "is finished"),
+        (4, "has reached round 5; set --rounds to more than that"),
+        (0, "at least 1"),
+    ):
+        ended = coterie("resume", unfinished, "--rounds", rounds)
+        assert ended.code == 2
+        assert why in ended.err
+    assert len(read_metrics(unfinished)) == 5
 
 
 def test_what_does_not_change_a_round_may_change(coterie: Command, unfinished: Path) -> None:

@@ -145,15 +145,22 @@ def run(
 
 
 @app.command()
-def resume(folder: Annotated[Path, typer.Argument(help="folder of an interrupted run")]) -> None:
-    """Go on with an interrupted run; it ends as if it had never been interrupted."""
+def resume(
+    folder: Annotated[Path, typer.Argument(help="folder of an interrupted run, or with --rounds of a finished one")],
+    rounds: Annotated[int | None, typer.Option("--rounds", help="go on to this many rounds in all")] = None,
+) -> None:
+    """Go on with an interrupted run, or beyond the end of a finished one, as if it had never stopped."""
+    from dataclasses import replace
+
     from coterie.cli import runs as cli_runs
     from coterie.runs.experiment import config_of
     from coterie.runs.experiment import resume as go_on
 
     config = config_of(folder)
+    if rounds is not None:
+        config = replace(config, rounds=rounds)  # what the live table counts to
     with cli_runs.watched(config, folder, config.track) as view:
-        go_on(folder, view=view)
+        go_on(folder, rounds=rounds, view=view)
 
 
 @app.command()

@@ -23,7 +23,7 @@ from coterie.runs.memory_index import FOLDER as MEMORY_FOLDER
 from coterie.runs.memory_index import MemoryIndex
 from coterie.runs.records import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
 
-_LATEST = "checkpoint/latest.json"
+_LATEST, _END = "checkpoint/latest.json", "checkpoint/end.safetensors"
 _SEAL = "digest"
 _FREE = {"rounds", "checkpoint_seconds", "track", "engine.workers", "engine.lanes", "scenario.root"}
 """Settings that may differ when a run is resumed: they do not change what any of its rounds computes."""
@@ -124,6 +124,10 @@ class Checkpoint:
         self._folder.write(_LATEST, sealed(asdict(progress)))
         self._remove_old(name, old)
 
+    def save_end(self, state: object) -> None:
+        """Write the method's state at the end, beside the checkpoint from before the last round."""
+        self._folder.write(_END, wire.encode(state))
+
     def load(
         self, method: str, kind: type[Any], rounds: int | None = None
     ) -> tuple[Progress, Any, dict[ClientId, Memory]]:
@@ -142,8 +146,11 @@ class Checkpoint:
         return progress, state, memory
 
     def state(self, method: str, kind: type[Any]) -> Any:
-        """The method's state as it was saved; nothing in the folder changes."""
+        """The method's state at the end, or as it was last saved; nothing in the folder changes."""
+        end = self._folder.path / _END
         with self._readable():
+            if end.is_file():
+                return wire.decode(end.read_bytes(), kind, header_limit=wire.OWN_HEADER_LIMIT)
             return self._saved(method, kind, None)[1]
 
     def _saved(self, method: str, kind: type[Any], rounds: int | None) -> tuple[Progress, Any]:

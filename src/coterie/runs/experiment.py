@@ -21,8 +21,9 @@ from coterie.data.population import unseen_ids
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig, ScenarioConfig, from_tables, read_tables
-from coterie.runs.folder import RunKind, check_kind, finished, holds_comparison
+from coterie.runs.folder import RunFolder, RunKind, check_kind, finished, holds_comparison
 from coterie.runs.rates import found_rate
+from coterie.runs.records import CONFIG_FILE, RESULT_FILE, read_metrics
 from coterie.runs.result import Result
 from coterie.runs.simulate import simulate
 from coterie.runs.view import View, Views
@@ -180,10 +181,24 @@ def config_of(folder: Path) -> RunConfig:
     return from_tables(read_tables(folder / "config.toml"))
 
 
-def resume(folder: Path, *, view: View | None = None) -> Result:
-    """Go on with a run from its last checkpoint, in the same folder, to the same end."""
+def resume(folder: Path, *, rounds: int | None = None, view: View | None = None) -> Result:
+    """Go on with a run from its last checkpoint, in the same folder: to its end, or to another number of rounds."""
     config = config_of(folder)
-    if (folder / "result.json").is_file():
+    over = (folder / RESULT_FILE).is_file()
+    if over and (rounds is None or rounds == config.rounds):
         raise finished(folder)
     check_kind(folder, RunKind.SIMULATION)  # before any tracker begins
+    if rounds is not None and rounds != config.rounds:
+        config = _lengthened(folder, config, rounds, over)
     return execute(config, folder, view=view, resume=True)
+
+
+def _lengthened(folder: Path, config: RunConfig, rounds: int, over: bool) -> RunConfig:
+    """The configuration with another number of rounds, which config.toml then says too; the old result goes."""
+    least = config.rounds if over else len(read_metrics(folder))
+    if rounds < max(least, 1):
+        raise CoterieError(f"The run in {folder} has reached round {least}; set --rounds to more than that.")
+    longer = dataclasses.replace(config, rounds=rounds)
+    (folder / RESULT_FILE).unlink(missing_ok=True)  # first: a run without it is one to go on with
+    RunFolder(folder).write(CONFIG_FILE, longer.to_toml().encode())
+    return longer

@@ -14,7 +14,7 @@ from coterie.core.interrupts import defer_interrupts
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log, RoundMethod
 from coterie.runs.evaluation import Evaluation, Evaluator
-from coterie.runs.folder import RunFolder
+from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.health import Health
 from coterie.runs.options import RunOptions
 from coterie.runs.records import RESULT_FILE, Row
@@ -46,6 +46,8 @@ class RoundLoop:
         self.paid: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
         self._constant: float | None = None
         self._began = self._saved = time.monotonic()
+        self._kept = -1
+        """The round that the newest checkpoint would begin with."""
 
     @property
     def seconds(self) -> float:
@@ -59,6 +61,8 @@ class RoundLoop:
             evaluation: Evaluation | None = None
             try:
                 for number in range(reached, self.rounds):
+                    if self._may_grow and number == self.rounds - 1 and self._kept < number:
+                        self._save(state, number)
                     new = self.fed.begin(number)
                     self.fed.tally = Tally()
                     before = wire.laid_out(self.method.admit(state, self.fed, new)) if new else state
@@ -70,7 +74,8 @@ class RoundLoop:
                     with defer_interrupts():
                         state, reached, evaluation = after, number + 1, latest
                         self._conclude(number, tally, evaluation, log)
-                        if self.folder and time.monotonic() - self._saved >= self.options.checkpoint_seconds:
+                        waited = time.monotonic() - self._saved
+                        if self.folder and waited >= self.options.checkpoint_seconds and not self._at_end(reached):
                             self._save(state, reached)
                 self.fed.round = self.rounds - 1
                 self.health.check_end(self.method.name, self.rounds)
@@ -87,6 +92,18 @@ class RoundLoop:
                         self._interrupted(state, reached)
                 raise
 
+    @property
+    def _may_grow(self) -> bool:
+        """Whether more rounds can be asked for once the run is over.
+
+        The last round is evaluated as no other is, so that its checkpoint is the one from before it: whoever goes on
+        beyond the end makes that round again, as one among others.
+        """
+        return self.folder is not None and self.folder.kind is RunKind.SIMULATION
+
+    def _at_end(self, reached: int) -> bool:
+        return self._may_grow and reached == self.rounds
+
     def _start(self, resume: bool) -> tuple[Any, int]:
         if resume and self.folder and self.folder.checkpoint.exists:
             progress, state, memory = self.folder.checkpoint.load(self.method.name, self.method.state_type, self.rounds)
@@ -95,6 +112,7 @@ class RoundLoop:
             self.fed.ledger.up.update(progress.up)  # type: ignore[arg-type]
             self.failures, self.spent, self.health = progress.failures, progress.seconds, progress.health
             self.paid = (dict(progress.down), dict(progress.up))
+            self._kept = progress.next_round
             self.view.note(f"going on from round {progress.next_round} of {self.rounds}")
             return state, progress.next_round
         if resume and self.folder:
@@ -205,7 +223,7 @@ class RoundLoop:
             memory=self.fed.memory,
             touched=self.fed.take_touched(),
         )
-        self._saved = time.monotonic()
+        self._saved, self._kept = time.monotonic(), reached
         self.fed.saved(reached)
 
     def _interrupted(self, state: Any, reached: int) -> Interrupted:
@@ -213,7 +231,8 @@ class RoundLoop:
             return Interrupted(
                 f"Stopped after {reached} of {self.rounds} rounds; give an output folder to be able to resume"
             )
-        self._save(state, reached)
+        if not self._at_end(reached):
+            self._save(state, reached)
         return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost", self.folder.go_on)
 
     def _finish(self, state: Any, evaluation: Evaluation) -> Result:
@@ -254,7 +273,10 @@ class RoundLoop:
             state=state,
         )
         if self.folder:
-            self._save(state, self.rounds)
+            if self._may_grow:
+                self.folder.checkpoint.save_end(state)
+            else:
+                self._save(state, self.rounds)
             self.folder.write_models(models, self.fed.task)
             self.folder.write_panels(self.method.panels(state, evaluation.ids, evaluation.truth))
             self.folder.log_event("end", metric=result.metric, score=result.score, seconds=result.seconds)
