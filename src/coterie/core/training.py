@@ -126,11 +126,12 @@ def _torch_sgd(
         torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index], *other) >> 1)
         for epoch in order:
             for batch in samples.take(epoch).batches(size):
-                if len(batch) < smallest:
+                number = len(batch)
+                if number < smallest:
                     continue
                 inputs = task.inputs(batch.x)
                 loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
-                total, seen = total + len(batch) * loss.item(), seen + len(batch)
+                total, seen = total + number * loss.item(), seen + number
                 if not trained:
                     continue  # a part without weights has statistics, which the forward pass has renewed
                 gradients = user_code.gradients(loss, trained, inputs)
