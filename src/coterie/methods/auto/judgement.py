@@ -25,6 +25,7 @@ _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
 PSEUDO = 10.0
 SURE = 2.5
 """The t that a gain must have, over the clients that have answered."""
+_UNEVEN_SURE = 4.0  # where labels are uneven, of which a prior takes out most and not all
 _WORTH = 0.01
 """... and the share of the loss that it must be."""
 _BOTH = 4.0
@@ -104,7 +105,7 @@ def verdict(question: Question, members: int, even: bool = False) -> tuple[float
         return 0.0, None
     before = float(np.mean([question.before[client] for client in sorted(question.gain)]))
     t = float(gains.mean()) / max(float(gains.std(ddof=1)) / math.sqrt(len(gains)), 1e-12)
-    pays = t > SURE and float(gains.mean()) > _WORTH * before
+    pays = t > (SURE if even else _UNEVEN_SURE) and float(gains.mean()) > _WORTH * before
     if len(gains) >= 0.6 * members or (len(gains) >= 8 and pays and t > 2 * SURE):
         return t, pays or (even and min(question.evidence, t + 2.0) > 2.0 and question.evidence + t > _BOTH)
     return t, None

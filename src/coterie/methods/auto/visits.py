@@ -14,8 +14,8 @@ from coterie.core.states import Stack, count, stack
 from coterie.methods.auto.judgement import has_classes, shares_of, without
 from coterie.methods.auto.messages import Groups, Known, Look, Looked, Pair, Visit, Weighed
 
-RATE, DEBT = 0.12, 7.0
-"""Extra downloads: this share of all visits, that of so many rounds in advance; 8 % of FedAvg's bytes in 20 rounds."""
+RATE, DEBT = 0.09, 10.0
+"""Extra downloads: this share of all visits, that of so many rounds in advance; 7 % of FedAvg's bytes in 20 rounds."""
 FIRST_LOOKS, LOOK_EVERY, AGAIN = 6, 4, 2
 """Looks until the first groups; then in every fourth visit, and after each change of the client's group."""
 
