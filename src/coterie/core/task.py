@@ -7,10 +7,10 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib import import_module
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,13 @@ class Task:
         made = dataclasses.replace(made, loss=chosen)
         made._check_loss(module, sample, output)
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to make the same task: all but what this one has made of it."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _local=threading.local())
 
     def init(self, seed: int, which: int = 0) -> State:
         """A fresh model. `which` tells apart the several initial models of one run; 0 is the shared one."""

@@ -52,6 +52,7 @@ def build(
     group is there for a drift to new groups. Of every client's samples the share `mixed` is as in the next group.
     `root` is the data root (see `data_root`).
     """
+    recipe = dict(locals())
     sizes = tuple(group_sizes)
     given = _Given(clients, samples, test_samples, groups, alpha, image_size, unseen, partition, pixels, shift, sizes)
     given.check()
@@ -67,7 +68,7 @@ def build(
         if drifts:
             raise CoterieError(f"The clients of {name} have no groups to drift between; leave the drift out.")
         users = build_users(scenario, where, seed, unseen=unseen, validation=validation)
-        return replace(users, training=scenario.training, scenario=name)
+        return replace(users, training=scenario.training, scenario=name).made_by(build, recipe)
     total = _required(scenario.clients)
     extra = unseen if isinstance(unseen, int) else round(unseen * total)
     shifts = _shifts(scenario, total)
@@ -90,7 +91,7 @@ def build(
         scenario=name,
         sizes=sizes,
         mixed=mixed,
-    )
+    ).made_by(build, recipe)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -94,6 +94,17 @@ class LazyPopulation:
                         f"Client {client} cannot drift to group {group}; groups are 0..{len(self.shifts) - 1}."
                     )
                 self._number(client)
+
+    def made_by(self, function: Callable[..., LazyPopulation], given: Mapping[str, Any]) -> LazyPopulation:
+        """Remember how this population was made: another process makes it again, from the files that it has."""
+        object.__setattr__(self, "_recipe", (function, dict(given)))  # not of a copy that `replace` changes
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        recipe = getattr(self, "_recipe", None)
+        if recipe is None:
+            return LazyPopulation, tuple(getattr(self, each.name) for each in fields(self))
+        return _made_again, recipe
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -223,3 +234,7 @@ def numbered(clients: int, unseen: int = 0) -> tuple[tuple[ClientId, ...], tuple
 def unseen_ids(population: Population) -> Sequence[ClientId]:
     """The clients of a population that never take part in training; none where it keeps none back."""
     return tuple(getattr(population, "unseen_ids", ()))
+
+
+def _made_again(function: Callable[..., LazyPopulation], given: Mapping[str, Any]) -> LazyPopulation:
+    return function(**given)

@@ -25,7 +25,16 @@ from coterie.runs.records import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
 
 _LATEST, _END = "checkpoint/latest.json", "checkpoint/end.safetensors"
 _SEAL = "digest"
-_FREE = {"rounds", "checkpoint_seconds", "track", "engine.workers", "engine.lanes", "scenario.root"}
+_FREE = {
+    "rounds",
+    "checkpoint_seconds",
+    "track",
+    "engine.workers",
+    "engine.lanes",
+    "engine.backend",
+    "engine.address",
+    "scenario.root",
+}
 """Settings that may differ when a run is resumed: they do not change what any of its rounds computes."""
 
 

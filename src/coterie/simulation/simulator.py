@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_all_start_methods
 from typing import Any, TypeVar
 
@@ -31,32 +31,17 @@ from coterie.data.describe import mean_floor
 from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
 from coterie.simulation.attacks import Attackers, disguised
+from coterie.simulation.engine_options import EngineOptions as EngineOptions
 from coterie.simulation.faults import Faults
 from coterie.simulation.gathering import Gathered
 from coterie.simulation.malloc import keep_freed_blocks
-from coterie.simulation.workers import (
-    ProcessWorkers,
-    ThreadWorkers,
-    Workers,
-)
+from coterie.simulation.ray_workers import RayWorkers
+from coterie.simulation.workers import ProcessWorkers, ThreadWorkers, Workers
 
 R = TypeVar("R")
 _LANE_BYTES = 1 << 26
 _JOBS_PER_WORKER = 4
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the simulator computes; never what it computes."""
-
-    workers: int = 0
-    lanes: int = 0
-    kernel: bool = True
-
-    def __post_init__(self) -> None:
-        if self.workers < 0 or self.lanes < 0:
-            raise CoterieError("engine.workers and engine.lanes must be at least 0 (0: chosen by the engine).")
 
 
 class Simulator(Engine):
@@ -141,12 +126,20 @@ class Simulator(Engine):
     @property
     def workers(self) -> int:
         """How many workers share the clients."""
+        if self._options.backend == "ray" and self._workers is not None:
+            assert isinstance(self._workers, RayWorkers)
+            return self._workers.processors
         return self._options.workers or os.cpu_count() or 1
 
     @property
     def path(self) -> str:
         """Which way local training is computed, and why."""
         refusal = self.task.compiled
+        if self._options.backend == "ray":
+            crew = self._crew()
+            assert isinstance(crew, RayWorkers)
+            what = f"torch ({refusal.reason})" if isinstance(refusal, Refusal) else "compiled kernel"
+            return f"{what}, Ray with {crew.processors} processors on {crew.nodes} nodes"
         if not isinstance(refusal, Refusal):
             return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
         how = "processes" if self._forks else "thread" if self.workers == 1 else "threads"
@@ -155,7 +148,7 @@ class Simulator(Engine):
     @property
     def waits(self) -> bool:
         """The kernel releases the interpreter's lock; autograd does not, and no thread may be busy when it forks."""
-        return not isinstance(self.task.compiled, Refusal)
+        return not isinstance(self.task.compiled, Refusal) or self._options.backend == "ray"
 
     @property
     def _forks(self) -> bool:
@@ -227,7 +220,10 @@ class Simulator(Engine):
 
     def _crew(self) -> Workers:
         if self._workers is None:
-            if self._forks:
+            if self._options.backend == "ray":
+                chosen = self._options
+                self._workers = RayWorkers(self._setting, chosen.address, chosen.workers, self._note)
+            elif self._forks:
                 self._workers = ProcessWorkers(self._setting, self.workers, self._note)
             else:
                 self._workers = ThreadWorkers(self._setting, self.workers)
