@@ -28,6 +28,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from coterie.core.devices import there
 from coterie.core.rows import RowMath
 from coterie.core.spill import column_blocks, row_blocks
 from coterie.core.states import (
@@ -175,9 +176,9 @@ def distances(models: Stack | Picked, others: Stack | Picked) -> Tensor:
         if not tensor.is_floating_point():
             continue
         for rows in row_blocks(total.shape[0], tensor[:1].numel()):
-            apart = part(models, name, rows).to(torch.float64, copy=True)
-            squares = apart.sub_(part(others, name, rows).double()).square_()
-            total[rows] += squares.flatten(1).sum(1) if squares.dim() > 1 else squares
+            apart = there(part(models, name, rows), double=True).to(torch.float64, copy=True)
+            squares = apart.sub_(part(others, name, rows).to(apart.device).double()).square_()
+            total[rows] += (squares.flatten(1).sum(1) if squares.dim() > 1 else squares).cpu()
     return total.sqrt()
 
 
@@ -274,7 +275,8 @@ def _of_numbers(rule: Callable[[Tensor], Tensor], models: Stack, members: Tensor
     seen, result = columns_of(models, members), {}
     for name, tensor in models.items():
         blocks = column_blocks(len(members), tensor[:1].numel())
-        found = torch.cat([rule(seen(name, columns).double().sort(0).values) for columns in blocks])
+        sorted_ = (there(seen(name, columns), double=True).double().sort(0).values for columns in blocks)
+        found = torch.cat([rule(numbers).cpu() for numbers in sorted_])
         exact = found if tensor.is_floating_point() else found.round()
         result[name] = exact.to(tensor.dtype).reshape(tensor.shape[1:])
     return result
@@ -303,8 +305,8 @@ def _krum(models: Stack, members: Tensor, weights: Tensor) -> State:
     for name, tensor in models.items():
         if tensor.is_floating_point():
             for columns in column_blocks(number, tensor[:1].numel()):
-                numbers = seen(name, columns).double()
-                apart += torch.stack([(numbers - own).square().sum(1) for own in numbers])
+                numbers = there(seen(name, columns), double=True).double()
+                apart += torch.stack([(numbers - own).square().sum(1) for own in numbers]).cpu()
     nearest = apart.sort(1).values[:, 1 : max(number - false - 1, 2)].sum(1)
     best = nearest.argsort(stable=True)[: number - false].sort().values
     return _weighted(models, members[best], weights[best])

@@ -53,7 +53,7 @@ def right_answers(task: Task, output: Tensor, target: Tensor) -> float:
     if task.kind == "regression" or task.loss == "reconstruction":
         return 0.0
     if task.kind == "multilabel":
-        return float(((output > 0) == (target > 0.5)).double().mean(-1).sum())
+        return float(((output > 0) == (target > 0.5)).cpu().double().mean(-1).sum())
     if task.kind == "binary" and (output.dim() == 1 or output.shape[-1] == 1):
         return float(((output > 0).flatten() == (target > 0.5).flatten()).sum())
     return float((output.argmax(-1) == target).sum())
@@ -62,7 +62,8 @@ def right_answers(task: Task, output: Tensor, target: Tensor) -> float:
 def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, Tensor]]:
     module, results = task.loaded(state).eval(), []
     with torch.inference_mode():
-        for batch in samples.batches(_EVALUATION_BATCH):
+        for each in samples.batches(_EVALUATION_BATCH):
+            batch = each.on(task.device)
             inputs = task.inputs(batch.x)
             results.append((task.outputs(module, batch, inputs), task.targets(batch, inputs)))
     return results
@@ -174,8 +175,7 @@ def probabilities(task: Task, models: Stack, inputs: Tensor) -> Tensor:
     for index in range(count(models)):
         module = task.loaded(row(models, index)).eval()
         with torch.inference_mode():
-            parts = [
-                F.softmax(task.answers(module, part), dim=-1) for part in inputs.to(task.dtype).split(_EVALUATION_BATCH)
-            ]
-        results.append(torch.cat(parts))
+            ready = inputs.to(task.device, task.dtype).split(_EVALUATION_BATCH)
+            parts = [F.softmax(task.answers(module, part).to(task.dtype), dim=-1) for part in ready]
+        results.append(torch.cat(parts).to(inputs.device))
     return torch.stack(results)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort, Memory
+from coterie.core.devices import computing_on
 from coterie.core.errors import CoterieError
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population
@@ -85,5 +86,5 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
     )
     sent = message if job.rows is None else message.rows(job.rows)
     assert function is not None
-    with one_thread():
+    with one_thread(), computing_on(setting.task.device):
         return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)

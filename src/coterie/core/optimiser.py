@@ -67,7 +67,7 @@ class Updates:
         if kind == "adam":
             self._means = [torch.zeros_like(weight) for weight in weights]
             self._squares = [torch.zeros_like(weight) for weight in weights]
-            self._counts = [torch.zeros((), dtype=torch.float32) for _ in weights]
+            self._counts = [torch.zeros((), dtype=torch.float32, device=weight.device) for weight in weights]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None]) -> None:

@@ -35,6 +35,13 @@ class Samples:
         beside = None if self.side is None else self.side.index_select(0, index)
         return Samples(self.x.index_select(0, index), self.y.index_select(0, index), beside)
 
+    def on(self, device: torch.device) -> Samples:
+        """The same samples on a device; where they are there already, these."""
+        if self.x.device == device:
+            return self
+        beside = None if self.side is None else self.side.to(device)
+        return Samples(self.x.to(device), self.y.to(device), beside)
+
     def batches(self, size: int) -> Iterator[Samples]:
         """Views of so many samples each, in order; the last may be smaller."""
         beside = repeat(None) if self.side is None else self.side.split(size)
@@ -58,20 +65,24 @@ class Normalise:
         """Normalise a batch [n, channels, ...] (or [n, features] where there is one channel)."""
         if not (x.dtype.is_floating_point or x.dtype is torch.uint8):
             return x
-        factor, shift = _line(self, dtype, x.dim())
+        factor, shift = _line(self, dtype, x.dim(), x.device)
         if isinstance(factor, float):
             return torch.add(shift, x if x.dtype is torch.uint8 else x.to(dtype), alpha=factor)
         return torch.addcmul(shift, x.to(dtype), factor)
 
 
 @lru_cache(maxsize=64)
-def _line(normalise: Normalise, dtype: torch.dtype, dimensions: int) -> tuple[float | Tensor, Tensor]:
+def _line(
+    normalise: Normalise, dtype: torch.dtype, dimensions: int, device: torch.device
+) -> tuple[float | Tensor, Tensor]:
     """Factor and shift of the straight line that normalising is; one pass over a batch instead of four."""
     rest = (1,) * max(dimensions - 2, 0)
     shape = (1, *rest, -1) if normalise.last else (1, -1, *rest)
     mean, std = (torch.tensor(values, dtype=torch.float64).view(shape) for values in (normalise.mean, normalise.std))
-    factor, shift = normalise.scale / std, (-mean / std).to(dtype)
-    return (float(factor.flatten()[0]) if bool((factor == factor.flatten()[0]).all()) else factor.to(dtype)), shift
+    factor, shift = normalise.scale / std, (-mean / std).to(dtype).to(device)
+    if bool((factor == factor.flatten()[0]).all()):
+        return float(factor.flatten()[0]), shift
+    return factor.to(dtype).to(device), shift
 
 
 class ClientData:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.core.devices import there
 from coterie.core.rows import RowMath
 from coterie.core.spill import column_blocks
 
@@ -81,8 +82,8 @@ def _mix(weights: Tensor, name: str, like: Tensor, seen: Seen) -> Tensor:
     parts = []
     for columns in column_blocks(weights.shape[1], like[:1].numel()):
         numbers = seen(name, columns)
-        exact = numbers if like.is_floating_point() else numbers.double()
-        parts.append(weights.to(exact.dtype) @ exact)
+        exact = there(numbers) if like.is_floating_point() else numbers.double()
+        parts.append((weights.to(exact.dtype).to(exact.device) @ exact).to(like.device))
     mixed = (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).reshape(weights.shape[0], *like.shape[1:])
     return mixed if like.is_floating_point() else mixed.round().to(like.dtype)
 
@@ -190,8 +191,9 @@ def distance(a: Stack, b: Stack) -> Tensor:
 
 def cosine(matrix: Tensor, other: Tensor | None = None) -> Tensor:
     """Cosines between all rows, by one product; a zero row has cosine 0 with everything."""
-    right = matrix if other is None else other
-    return _unit(matrix) @ _unit(right).T
+    left = there(matrix, double=matrix.dtype is torch.float64)
+    right = left if other is None else other.to(left.device)
+    return (_unit(left) @ _unit(right).T).to(matrix.device)
 
 
 def _unit(matrix: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from coterie.core import user_code
 from coterie.core.cohort import Cohort
 from coterie.core.compiled import Refusal
+from coterie.core.devices import seed
 from coterie.core.optimiser import Optimiser, Updates
 from coterie.core.rng import key64
 from coterie.core.states import Stack, State, clone, row
@@ -113,8 +114,8 @@ def _torch_sgd(
     chosen = module.named_parameters()
     named = {name: weight for name, weight in chosen if weight.requires_grad and (only is None or name in only)}
     trained = list(named.values())
-    anchors = [prox[name] for name in named] if prox is not None else None
-    pulls = [correction[name] for name in named] if correction is not None else None
+    anchors = [prox[name].to(task.device) for name in named] if prox is not None else None
+    pulls = [correction[name].to(task.device) for name in named] if correction is not None else None
     updates = Updates(trained, opt.kind, opt.rate(c.round), opt.momentum, opt.weight_decay)
     size = opt.batch_of(len(samples))
     smallest = _smallest_batch(module, opt)
@@ -123,9 +124,9 @@ def _torch_sgd(
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
         other = () if purpose == MAIN else (purpose,)
-        torch.default_generator.manual_seed(key64(c.seed, "layers", c.round, c.ids[index], *other) >> 1)
+        seed(task.device, key64(c.seed, "layers", c.round, c.ids[index], *other) >> 1)
         for epoch in order:
-            for batch in samples.take(epoch).batches(size):
+            for batch in samples.take(epoch).on(task.device).batches(size):
                 number = len(batch)
                 if number < smallest:
                     continue

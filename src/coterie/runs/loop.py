@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from coterie.core import wire
+from coterie.core.devices import computing_on
 from coterie.core.errors import CoterieError, Interrupted, Unfinished
 from coterie.core.federation import Engine, Ledger, Tally
 from coterie.core.interrupts import defer_interrupts
@@ -56,7 +57,7 @@ class RoundLoop:
 
     def run(self, resume: bool = False) -> Result:
         """All rounds, then the result; the federation is closed at the end."""
-        with one_thread_everywhere(), closing(self.fed):
+        with one_thread_everywhere(), closing(self.fed), computing_on(self.fed.task.device):
             state, reached = self._start(resume)
             evaluation: Evaluation | None = None
             try:

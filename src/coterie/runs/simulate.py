@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from coterie.core import devices
 from coterie.core.errors import CoterieError
 from coterie.core.samples import Population
 from coterie.core.settings import changed_fields, to_toml
@@ -52,7 +53,8 @@ def simulate(
         raise CoterieError("There are no clients; a federation needs at least one.")
     faults, engine, views = faults or Faults(), engine or EngineOptions(), Views(view)
     task = Task.of(model, population, task=options.task, loss=loss, dtype=options.torch_dtype)
-    task = dataclasses.replace(task, use_kernel=engine.kernel)
+    device = devices.chosen(engine.device)
+    task = dataclasses.replace(task, use_kernel=engine.kernel, device=device, precision=engine.precision)
     method = _with_rate(method, population)
     if isinstance(method, LocalTraining) and method.lr is None and is_own(population):
         method = dataclasses.replace(method, lr=_own_rate(method, task, population, options.seed, out, views))

@@ -94,8 +94,8 @@ class RayWorkers:
             raise answer
         if isinstance(answer, str):
             raise RuntimeError(f"A client function failed on the Ray cluster:\n{answer}")
-        kind, reply, kept = answer
-        return Outcome(Message(kind, *_parsed(reply)), wire.unpack(_KEPT, *_parsed(kept)))
+        kind, reply, kept, losses = answer
+        return Outcome(Message(kind, *_parsed(reply)), wire.unpack(_KEPT, *_parsed(kept)), losses)
 
     def _nodes(self) -> dict[str, str]:
         return {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
@@ -179,7 +179,7 @@ def _work(settings: list[Any], messages: list[Any], kind: Any, common: tuple[str
         action, number, ids, rows, memory = rest
         kept = wire.unpack(tuple[_KEPT, ...], *_parsed(memory))
         outcome = perform(setting, Job(action, number, ids, rows, kept), message)
-        return outcome.reply.kind, outcome.reply.encode(), wire.encode(outcome.kept)
+        return outcome.reply.kind, outcome.reply.encode(), wire.encode(outcome.kept), outcome.losses
     except CoterieError as error:
         return error
     except Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,20 @@ class Arena:
     Handing a fresh block over costs a millisecond and its page faults each time, which small models feel.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, inherited: bool = True) -> None:
+        self._inherited = inherited
         try:
+            if not inherited:
+                raise OSError("a process that is not forked has none of this one's memory")
             self._memory = mmap.mmap(-1, _CAPACITY)
         except OSError:  # a machine that does not promise so much: every parcel then brings its own block
             self._memory = mmap.mmap(-1, _ALIGNMENT)
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._end = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process that is sent an arena gets an empty one: parcels then bring blocks of their own."""
+        return partial(Arena, inherited=False), ()
 
     def clear(self) -> None:
         """What was written may be written over."""
@@ -42,7 +50,7 @@ class Arena:
     def reserve(self, size: int) -> int | None:
         """Where `size` bytes fit, or None."""
         start = -(-self._end // _ALIGNMENT) * _ALIGNMENT
-        if start + size > len(self.bytes):
+        if not self._inherited or start + size > len(self.bytes):
             return None
         self._end = start + size
         return start

@@ -16,6 +16,7 @@ from coterie.core import spill
 from coterie.core.checks import check_reply, largest_norm, model_norms
 from coterie.core.cohort import Memory
 from coterie.core.compiled import Refusal
+from coterie.core.devices import all_of
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies
 from coterie.core.jobs import (
@@ -129,6 +130,8 @@ class Simulator(Engine):
         if self._options.backend == "ray" and self._workers is not None:
             assert isinstance(self._workers, RayWorkers)
             return self._workers.processors
+        if self.task.device.type != "cpu":
+            return self._options.workers or len(all_of(self.task.device))
         return self._options.workers or os.cpu_count() or 1
 
     @property
@@ -142,7 +145,7 @@ class Simulator(Engine):
             return f"{what}, Ray with {crew.processors} processors on {crew.nodes} nodes"
         if not isinstance(refusal, Refusal):
             return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
-        how = "processes" if self._forks else "thread" if self.workers == 1 else "threads"
+        how = "processes" if self._forks or self._spawns else "thread" if self.workers == 1 else "threads"
         return f"torch, {self.workers} {how} ({refusal.reason})"
 
     @property
@@ -152,8 +155,12 @@ class Simulator(Engine):
 
     @property
     def _forks(self) -> bool:
-        fits = isinstance(self.task.compiled, Refusal) and self.workers > 1
+        fits = isinstance(self.task.compiled, Refusal) and self.workers > 1 and self.task.device.type == "cpu"
         return fits and "fork" in get_all_start_methods()
+
+    @property
+    def _spawns(self) -> bool:
+        return self.workers > 1 and self.task.device.type != "cpu"
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """True groups in this round."""
@@ -223,6 +230,9 @@ class Simulator(Engine):
             if self._options.backend == "ray":
                 chosen = self._options
                 self._workers = RayWorkers(self._setting, chosen.address, chosen.workers, self._note)
+            elif self._spawns:
+                there = all_of(self.task.device)
+                self._workers = ProcessWorkers(self._setting, self.workers, self._note, there)
             elif self._forks:
                 self._workers = ProcessWorkers(self._setting, self.workers, self._note)
             else:

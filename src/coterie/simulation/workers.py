@@ -14,11 +14,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
+from pickle import PicklingError
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from coterie.core import wire
@@ -117,33 +119,50 @@ class _Process:
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     arenas: _Arenas
+    number: int
     job: int | None = None
 
 
 class ProcessWorkers:
-    """Jobs in forked processes. One that dies is named, replaced once, and its job is done again."""
+    """Jobs in processes. One that dies is named, replaced once, and its job is done again.
 
-    def __init__(self, setting: Setting, workers: int, note: Note = silent) -> None:
-        self._setting, self._note = setting, note
+    They are forked and inherit the data. With `devices` (accelerators, which do not survive a fork) they are spawned,
+    are sent what they need once, and share the devices out among them.
+    """
+
+    def __init__(
+        self, setting: Setting, workers: int, note: Note = silent, devices: Sequence[torch.device] = ()
+    ) -> None:
+        self._setting, self._note, self._devices = setting, note, devices
         self._replaced = False
         self._crew: list[_Process] = []
-        self._message = Arena()
-        for _ in range(workers):
-            self._crew.append(self._start(_Arenas(self._message, Arena(), Arena())))
+        self._message = Arena(inherited=not devices)
+        for number in range(workers):
+            own = Arena(inherited=not devices), Arena(inherited=not devices)
+            self._crew.append(self._start(_Arenas(self._message, *own), number))
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers, to look at (or kill) one."""
         return [worker.process.pid or 0 for worker in self._crew]
 
-    def _start(self, arenas: _Arenas) -> _Process:
-        context = multiprocessing.get_context("fork")
+    def _start(self, arenas: _Arenas, number: int) -> _Process:
+        context: Any = multiprocessing.get_context("spawn" if self._devices else "fork")
         ours, theirs = context.Pipe()
-        inherited = [ours, *(worker.pipe for worker in self._crew)]
-        process = context.Process(target=_serve, args=(self._setting, theirs, inherited, arenas), daemon=True)
-        process.start()
+        setting, inherited = self._setting, [ours, *(worker.pipe for worker in self._crew)]
+        if self._devices:
+            device = self._devices[number % len(self._devices)]
+            setting, inherited = replace(setting, task=replace(setting.task, device=device)), []
+        process = context.Process(target=_serve, args=(setting, theirs, inherited, arenas), daemon=True)
+        try:
+            process.start()
+        except (AttributeError, TypeError, PicklingError) as error:
+            raise CoterieError(
+                f"What workers need cannot be sent to another process ({error}); give the model as a function of a "
+                "file, not a lambda, or set engine.workers = 1."
+            ) from error
         theirs.close()
-        return _Process(process, ours, arenas)
+        return _Process(process, ours, arenas, number)
 
     def run(self, jobs: Sequence[Job], message: Message, take: Take) -> None:
         """Perform all jobs, each by the next worker that is free."""
@@ -189,7 +208,7 @@ class ProcessWorkers:
         self._note(f"{text}; it has been replaced and its work is done again")
         dead.pipe.close()
         self._crew.remove(dead)
-        self._crew.append(self._start(dead.arenas))
+        self._crew.append(self._start(dead.arenas, dead.number))
 
     def close(self) -> None:
         """Let the processes go."""

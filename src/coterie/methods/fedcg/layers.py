@@ -76,7 +76,7 @@ class DomainLayer(nn.Module):
         """The residual parameters of these domains after the graph, [len(rows), q]."""
         adjacency = self.route.adjacency
         if self.graph is not None and not self.graph.is_identity:
-            eye = torch.eye(self.domains, dtype=self.residual.dtype)
+            eye = torch.eye(self.domains, dtype=self.residual.dtype, device=self.residual.device)
             joined: Tensor = self.graph(self.residual, eye if adjacency is None else adjacency, rows)
             return joined
         if adjacency is not None:
@@ -149,7 +149,7 @@ class DomainLayer(nn.Module):
         self, x: Tensor, weights: Tensor, merge: Callable[[Tensor], Tensor], finish: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Every sample by all domains, weighted; by one mixed kernel where that is the same."""
-        every = self.joined(torch.arange(self.domains))
+        every = self.joined(torch.arange(self.domains, device=self.residual.device))
         plain = not self.on_activation and len(x) > 0 and not torch._C._is_tracing()  # a recording is for any batch
         alike = plain and bool((weights == weights[:1]).all())
         kernels = self._kernels(merge(weights[:1] @ every if alike else every))
@@ -163,7 +163,7 @@ class DomainLayer(nn.Module):
         """Put what the graph makes in the place of V, and forget graph and agnostic part where they merge."""
         merges = self.agnostic and not self.on_activation
         with torch.no_grad():
-            rows = self.joined(torch.arange(self.domains))
+            rows = self.joined(torch.arange(self.domains, device=self.residual.device))
             self.residual = nn.Parameter((self.merged(rows) if merges else rows).clone(), requires_grad=False)
         self.graph = None
         if merges:

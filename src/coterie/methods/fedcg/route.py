@@ -46,7 +46,7 @@ class Route:
                 + ("; set domains higher." if low >= 0 else ".")
             )
         if low == high:
-            self.present, self.sizes = torch.tensor([low]), [len(domains)]
+            self.present, self.sizes = torch.tensor([low], device=domains.device), [len(domains)]
             return
         ordered, order = domains.sort(stable=True)
         self.present, counts = ordered.unique_consecutive(return_counts=True)
@@ -67,5 +67,6 @@ class Route:
             firsts = [(end - size, end - 1) for end, size in zip(ends, self.sizes, strict=True)]
             turns = [min(first + turn, last) for turn in range(max(self.sizes)) for first, last in firsts]
             places = [place for d, size in enumerate(self.sizes) for place in range(d, size * domains, domains)]
-            self._turns = there[turns], torch.tensor(places)[back]
+            picked = torch.tensor(turns, device=there.device), torch.tensor(places, device=there.device)
+            self._turns = there[picked[0]], picked[1][back]
         return self._turns

@@ -90,13 +90,14 @@ class _Readers:
     """
 
     def __init__(self, task: Task, clusters: Stack) -> None:
-        self._dtype = task.dtype
+        self._dtype, self._device = task.dtype, task.device
         self._compiled = None if isinstance(task.compiled, Refusal) else task.compiled.input_gradients(clusters)
         if self._compiled is not None:
             return
         self._module = task.module.eval()
         self._states = [
-            {name: _plain(tensor.detach()) for name, tensor in row(clusters, j).items()} for j in range(count(clusters))
+            {name: _plain(tensor.detach().to(task.device)) for name, tensor in row(clusters, j).items()}
+            for j in range(count(clusters))
         ]
 
     def gradient(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,12 +108,12 @@ class _Readers:
     def _one(self, cluster: int, x: Tensor, labels: Tensor) -> tuple[float, Tensor]:
         if self._compiled is not None:
             return self._compiled(cluster, x, labels)
-        inputs = _plain(x).requires_grad_()
+        inputs = _plain(x.to(self._device)).requires_grad_()
         with torch.enable_grad():
             logits = functional_call(self._module, self._states[cluster], (inputs,))
-            loss = F.cross_entropy(logits, labels, reduction="sum")
+            loss = F.cross_entropy(logits, labels.to(self._device), reduction="sum")
             (gradient,) = torch.autograd.grad(loss, inputs)
-        return float(loss.detach()), gradient
+        return float(loss.detach()), gradient.to(x.device)
 
 
 def _plain(tensor: Tensor) -> Tensor:

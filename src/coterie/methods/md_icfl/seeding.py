@@ -119,7 +119,7 @@ def _in_order_of_use(task: Task) -> list[str]:
     ]
     try:
         with torch.no_grad():
-            module(task.inputs(torch.zeros(1, *task.shape)))
+            module(task.inputs(torch.zeros(1, *task.shape, device=task.device)))
     finally:
         for hook in hooks:
             hook.remove()

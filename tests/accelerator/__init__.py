@@ -1,0 +1,1 @@
+"""A stand-in for an accelerator: see accelerator.cpp. Importing `tests.accelerator.device` makes torch know it."""
