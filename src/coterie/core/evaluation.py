@@ -74,7 +74,7 @@ def outputs(task: Task, model: Stack, samples: Samples) -> Tensor:
     compiled = task.compiled
     if not isinstance(compiled, Refusal) and compiled.takes(samples.side):
         return compiled.outputs(model, samples)[0]
-    return torch.cat([output for output, _ in _outputs(task, row(model, 0), samples)])
+    return torch.cat([output for output, _ in _outputs(task, row(model, 0), samples)]).cpu()
 
 
 def evaluate(c: Cohort, models: Stack, part: Part = "test") -> Scores:
