@@ -210,6 +210,35 @@ def compare(
 
 
 @app.command()
+def advise(
+    scenario: ScenarioOption = None,
+    data: DataOption = None,
+    root: RootOption = None,
+    model: ModelOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
+    clients: ClientsOption = None,
+    samples: SamplesOption = None,
+    groups: GroupsOption = None,
+    alpha: AlphaOption = None,
+    image_size: ImageOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
+    config: ConfigOption = None,
+    out: OutOption = None,
+) -> None:
+    """Say whether there are groups among the clients, who gains by what, and which command to run."""
+    from coterie.cli import runs as cli_runs
+    from coterie.cli.advise import advise_on
+
+    tables = cli_runs.tables_of(
+        config, "auto", assignments,
+        scenario=scenario, data=data, root=root, model=model, seed=seed, clients=clients, samples=samples,
+        groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+    )  # fmt: skip
+    advise_on(tables, out)
+
+
+@app.command()
 def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run or comparison")]) -> None:
     """Write the report of a run or a comparison again."""
     from coterie.report.html import write_compare_report, write_run_report

@@ -1,0 +1,200 @@
+"""Train briefly what must be compared, judge it on held-out data, and say what to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from coterie.core.errors import CoterieError
+from coterie.core.notes import Note, silent
+from coterie.core.rng import rng
+from coterie.core.samples import ClientId, Population
+from coterie.methods import method_named
+from coterie.methods.base import ServerMethod
+from coterie.methods.given_groups import GivenGroups
+from coterie.runs.advice.answer import Advice, Choice
+from coterie.runs.advice.differences import differences
+from coterie.runs.advice.held_out import HeldOut
+from coterie.runs.advice.paired import Interval, paired_gain
+from coterie.runs.advice.remarks import remarks_on
+from coterie.runs.options import RunOptions
+from coterie.runs.result import Result
+from coterie.runs.simulate import simulate
+from coterie.runs.view import NotesOnly
+from coterie.simulation.simulator import EngineOptions
+
+_MOST_CLIENTS = 100
+"""With more clients so many of them, drawn at random, take part in the trial."""
+_VISITS = 600_000
+"""Samples that a method trains on in the whole trial, about; a fixed number, so that advice is the same everywhere."""
+_ROUNDS = (10, 20)
+"""The fewest and the most rounds."""
+_CLOSE = 0.005
+"""Choices within this share of the best (half a point) are as good: the simplest of them is recommended."""
+LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO = (
+    *("local training", "FedAvg", "FedAvg, fine-tuned", "a model per group"),
+    *("a model per group, fine-tuned", "auto"),
+)
+_TUNED_SETTINGS = {"personalise": "finetune"}
+_SIMPLEST_FIRST = (LOCAL, FEDAVG, TUNED, AUTO)
+"""What can be recommended; the models per group show what groups are worth, and auto is the way to have them."""
+
+
+def advise(
+    population: Population,
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    training: Mapping[str, Any] | None = None,
+    options: RunOptions | None = None,
+    engine: EngineOptions | None = None,
+    note: Note = silent,
+    command: Callable[[str, Mapping[str, Any]], str] | None = None,
+) -> Advice:
+    """Whether there are groups among the clients, who gains by what, and what to run.
+
+    `training` holds settings of local training (lr, epochs, batch, ...). A quarter of every client's training part (or
+    its validation part) is kept for judging; the test parts are not looked at. `command` says how a method with its
+    settings is run, for the last line of the advice.
+    """
+    given, settings = options or RunOptions(), dict(training or {})
+    ids = _some(population.ids, given.seed)
+    if len(ids) < 2:
+        raise CoterieError("Advice needs at least two clients: groups are something among several.")
+    held = HeldOut(population, ids, given.seed)
+    samples = sum(len(held.client(client).train) for client in ids)
+    rounds, settings = _length(samples, settings)
+    short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
+    trial = _Trial(held, model, settings, short, engine, note)
+    runs = {name: trial.run(method_named(method)) for name, method in ((FEDAVG, "fedavg"), (LOCAL, "local"))}
+    runs[AUTO] = trial.run(method_named("auto"))
+    found = _groups(runs[AUTO])
+    if len(set(found.values())) > 1:
+        runs[GROUPS] = trial.run(GivenGroups, groups=found)
+    choices = _choices(runs)
+    evidence = paired_gain(_of(choices, GROUPS), _of(choices, FEDAVG)) if GROUPS in runs else Interval(0.0, 0.0, 0.0)
+    count = len(set(found.values())) if evidence.sure else 1
+    best = _recommended(choices)
+    return Advice(
+        task="classification",
+        metric="accuracy",
+        higher_is_better=True,
+        floor=None,
+        groups=count,
+        evidence=evidence,
+        verdict=_verdict(count, len(set(found.values())), evidence),
+        recommended=best,
+        command=(command or _in_python)(best.method, best.settings),
+        choices=choices,
+        clients=found if count > 1 else dict.fromkeys(found, 0),
+        apart=differences(held, found).sentence if count > 1 else "",
+        remarks=tuple(remarks_on(held)),
+        rounds=rounds,
+        looked_at=len(ids),
+        registered=len(population.ids),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """Short runs on the same held-out data, with the same local training."""
+
+    population: HeldOut
+    model: nn.Module | Callable[[], nn.Module]
+    settings: Mapping[str, Any]
+    options: RunOptions
+    engine: EngineOptions | None
+    note: Note
+
+    def run(self, kind: type[Any], **own: Any) -> Result:
+        """One method, from start to end."""
+        self.note(f"trying {kind.title}: {self.options.rounds} rounds")
+        known = {key: value for key, value in self.settings.items() if key in kind.__dataclass_fields__}
+        method: ServerMethod[Any] = kind(**known, **own)
+        return simulate(
+            method, self.population, self.model, self.options, engine=self.engine, view=NotesOnly(self.note)
+        )
+
+
+def _some(ids: Sequence[ClientId], seed: int) -> list[ClientId]:
+    if len(ids) <= _MOST_CLIENTS:
+        return list(ids)
+    drawn = rng(seed, "advice clients").choice(len(ids), _MOST_CLIENTS, replace=False)
+    return [ids[place] for place in sorted(drawn)]
+
+
+def _length(samples: int, settings: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Rounds and local epochs that train on about `_VISITS` samples: fewer epochs before too few rounds."""
+    fewest, most = _ROUNDS
+    epochs = int(settings.get("epochs", ServerMethod.__dataclass_fields__["epochs"].default))
+    epochs = max(1, min(epochs, _VISITS // max(samples * fewest, 1)))
+    rounds = max(fewest, min(most, _VISITS // max(samples * epochs, 1)))
+    return rounds, {**settings, "epochs": epochs}
+
+
+def _groups(result: Result) -> dict[ClientId, int]:
+    """The groups that a run ended with, numbered from 0 without gaps."""
+    clusters = result.clusters or [0] * len(result.client_ids)
+    numbers = {cluster: place for place, cluster in enumerate(sorted(set(clusters)))}
+    return {client: numbers[cluster] for client, cluster in zip(result.client_ids, clusters, strict=True)}
+
+
+def _choices(runs: Mapping[str, Result]) -> tuple[Choice, ...]:
+    """Every run, as it is and fine-tuned, with what clients gain by it."""
+    found: dict[str, tuple[Result, Mapping[str, Any], dict[str, float]]] = {}
+    tuned = {FEDAVG: TUNED, GROUPS: GROUPS_TUNED}
+    for name, result in runs.items():
+        found[name] = result, {}, _known(result, result.per_client_accuracy)
+        if name in tuned and result.per_client_finetuned is not None:
+            found[tuned[name]] = result, _TUNED_SETTINGS, _known(result, result.per_client_finetuned)
+    order = [name for name in (LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO) if name in found]
+    return tuple(
+        Choice(
+            name=name,
+            method=found[name][0].method,
+            settings=found[name][1],
+            score=sum(found[name][2].values()) / max(len(found[name][2]), 1),
+            over_local=paired_gain(found[name][2], found[LOCAL][2]),
+            over_fedavg=paired_gain(found[name][2], found[FEDAVG][2]),
+            bytes=found[name][0].bytes_down + found[name][0].bytes_up,
+            seconds=found[name][0].seconds,
+            per_client=found[name][2],
+        )
+        for name in order
+    )
+
+
+def _known(result: Result, values: Sequence[float | None]) -> dict[str, float]:
+    return {client: value for client, value in zip(result.client_ids, values, strict=True) if value is not None}
+
+
+def _of(choices: Sequence[Choice], name: str) -> dict[str, float]:
+    choice = next(choice for choice in choices if choice.name == name)
+    return {client: value for client, value in choice.per_client.items() if value is not None}
+
+
+def _recommended(choices: Sequence[Choice]) -> Choice:
+    """The simplest of those that are about as good as the best of what can be run."""
+    by_name = {choice.name: choice for choice in choices}
+    able = [by_name[name] for name in _SIMPLEST_FIRST if name in by_name]
+    best = max(choice.score for choice in able)
+    return next(choice for choice in able if choice.score >= best - _CLOSE)
+
+
+def _verdict(groups: int, proposed: int, gain: Interval) -> str:
+    points = f"{100 * gain.mean:+.1f} points (95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+    if groups > 1:
+        return (
+            f"There are {groups} groups. On held-out data clients gain {points} if each trains with its group "
+            "instead of with everybody."
+        )
+    if proposed > 1:
+        return f"No sure groups: {proposed} were proposed, but what they gain on held-out data may be chance: {points}."
+    return "No evidence of groups: no partition of the clients did better on held-out data than all together."
+
+
+def _in_python(method: str, settings: Mapping[str, Any]) -> str:
+    given = "".join(f", {key}={value!r}" for key, value in settings.items())
+    return f'coterie.run(coterie.method("{method}"{given}), population, model)'

@@ -1,0 +1,90 @@
+"""The advice itself, as data and in plain words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coterie.runs.advice.paired import Interval
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that could be run, and how it did in the trial."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Any]
+    score: float
+    """The mean over clients on held-out data of what `Advice.metric` names."""
+    over_local: Interval
+    over_fedavg: Interval
+    bytes: int
+    seconds: float
+    per_client: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Whether there are groups, who gains by what, and what to run."""
+
+    task: str
+    metric: str
+    higher_is_better: bool
+    floor: float | None
+    """What a constant answer reaches."""
+    groups: int
+    evidence: Interval
+    """What clients gain on held-out data if each trains with its group instead of with all."""
+    verdict: str
+    recommended: Choice
+    command: str
+    choices: tuple[Choice, ...]
+    clients: Mapping[str, int]
+    apart: str
+    """What tells the groups apart; empty where there is one."""
+    remarks: tuple[str, ...]
+    rounds: int
+    looked_at: int
+    """Clients that took part in the trial, of `registered`."""
+    registered: int
+
+    def to_json(self) -> str:
+        """The text of `advice.json`."""
+        best = self.recommended
+        scores = {
+            choice.name: {
+                "score": choice.score,
+                "over_local": dataclasses.asdict(choice.over_local),
+                "over_fedavg": dataclasses.asdict(choice.over_fedavg),
+                "bytes": choice.bytes,
+                "seconds": choice.seconds,
+                "clients": dict(choice.per_client),
+            }
+            for choice in self.choices
+        }
+        plain = {
+            "groups": self.groups,
+            "evidence": {**dataclasses.asdict(self.evidence), "metric": self.metric, "sentence": self.verdict},
+            "recommended": {
+                "name": best.name,
+                "method": best.method,
+                "settings": dict(best.settings),
+                "command": self.command,
+            },
+            "scores": scores,
+            "clients": dict(self.clients),
+            "task": self.task,
+            "metric": self.metric,
+            "higher_is_better": self.higher_is_better,
+            "floor": self.floor,
+            "apart": self.apart,
+            "remarks": list(self.remarks),
+            "rounds": self.rounds,
+            "looked_at": self.looked_at,
+            "registered": self.registered,
+        }
+        return json.dumps(plain, indent=1)
