@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import coterie
+from coterie.core.errors import CoterieError
+from coterie.data import build
+from coterie.methods.given_groups import GivenGroups
+from coterie.models import build_model
+from coterie.runs.advice.advise import _length, advise
+from coterie.runs.advice.differences import differences
+from coterie.runs.advice.held_out import HeldOut
+from coterie.runs.advice.paired import paired_gain
+from coterie.runs.advice.remarks import remarks_on
+
+
+def test_a_gain_is_the_mean_of_the_differences_of_clients_that_have_both() -> None:
+    """Differences 0.1 and 0.3, mean 0.2; the third client has no second score. No draw of two leaves [0.1, 0.3]."""
+    gain = paired_gain({"a": 0.9, "b": 0.8, "c": 0.1}, {"a": 0.8, "b": 0.5})
+    assert gain.mean == pytest.approx(0.2)
+    assert (gain.low, gain.high) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert gain.sure
+
+
+def test_noise_alone_is_no_gain() -> None:
+    g = np.random.default_rng(0)
+    noise = {str(i): float(x) for i, x in enumerate(g.normal(0, 0.1, 100))}
+    assert not paired_gain(noise, dict.fromkeys(noise, 0.0)).sure
+    assert paired_gain({key: x + 0.1 for key, x in noise.items()}, dict.fromkeys(noise, 0.0)).sure
+    assert not paired_gain({}, {}).sure
+
+
+def test_a_trial_judges_on_samples_that_it_does_not_train_on_and_never_on_the_test_part() -> None:
+    population = build("rotated-digits", seed=0, clients=4, samples=20)
+    held = HeldOut(population, population.ids[:2], seed=0)
+    assert held.ids == population.ids[:2]
+    whole, parts = population.client("0"), HeldOut(population, population.ids, 0).client("0")
+    assert (len(parts.train), len(parts.test)) == (15, 5)
+    together = torch.cat([parts.train.x, parts.test.x]).flatten(1)
+    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, whole.train.x.flatten(1).tolist()))
+    validated = build("rotated-digits", seed=0, clients=4, samples=20, validation=0.2)
+    assert torch.equal(HeldOut(validated, validated.ids, 0).client("0").test.x, validated.client("0").valid.x)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("samples", "epochs", "expected"),
+    [(1_000, 5, (20, 5)), (48_000, 5, (12, 1)), (20_000, 2, (15, 2)), (10_000_000, 3, (10, 1))],
+)
+def test_a_trial_trains_on_about_as_many_samples_whatever_the_size(
+    samples: int, epochs: int, expected: tuple[int, int]
+) -> None:
+    """600,000 visits: 48,000 samples in 10 rounds leave one epoch, and then 12 rounds; 20,000 in 15 rounds of 2."""
+    rounds, settings = _length(samples, {"epochs": epochs, "lr": 0.1})
+    assert (rounds, settings["epochs"]) == expected
+    assert settings["lr"] == 0.1
+
+
+def _clients(answer: list[int], move: float = 0.0) -> coterie.Population:
+    """Eight clients; those of the second half have other labels (0/1 exchanged) or moved inputs."""
+    g = np.random.default_rng(1)
+    clients = {}
+    for number in range(8):
+        x = g.normal(size=(40, 3)).astype(np.float32)
+        y = (x[:, 0] > 0).astype(np.int64)
+        late = number >= 4
+        x[:, 2] += move * late
+        clients[f"c{number}"] = (x, np.asarray(answer)[y] if late else y)
+    return coterie.from_arrays(clients)
+
+
+def test_what_tells_groups_apart() -> None:
+    groups = {f"c{number}": number // 4 for number in range(8)}
+    assert "the answer to the same input" in differences(_clients([1, 0]), groups).sentence
+    moved = differences(_clients([0, 1], move=3.0), groups, ["age", "height", "dose"])
+    assert moved.features == ["dose"]
+    assert "inputs differ" in moved.sentence
+    assert "most of all in dose" in moved.sentence
+    one_class = differences(_clients([1, 1]), groups)
+    assert "labels are not equally frequent" in one_class.sentence
+
+
+def test_remarks_name_what_is_odd_and_nothing_else() -> None:
+    assert [text for text in remarks_on(HeldOut(_clients([0, 1]), ["c0", "c1"], 0)) if "too few" not in text] == []
+    assert list(remarks_on(build("rotated-digits", seed=0))) == []
+    skewed = list(remarks_on(build("rotated-digits", seed=0, alpha=0.1)))
+    assert len(skewed) == 1
+    assert skewed[0].startswith("Labels are skewed")
+
+
+def test_given_groups_train_apart() -> None:
+    """Two clients with the opposite answer to the same inputs: together they guess, each in its group learns."""
+    g = np.random.default_rng(0)
+    x = g.normal(size=(200, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    population = coterie.from_arrays({"a": (x, y), "b": (x, 1 - y)})
+
+    def network() -> torch.nn.Module:
+        return torch.nn.Linear(4, 2)
+
+    apart = coterie.run(GivenGroups(groups={"a": 0, "b": 1}, lr=0.1), population, network, rounds=3)
+    assert apart.clusters == [0, 1]
+    assert apart.accuracy > 0.9
+    with pytest.raises(CoterieError, match="b have no group"):
+        coterie.run(GivenGroups(groups={"a": 0}), population, network, rounds=1)
+
+
+def test_advice_needs_two_clients() -> None:
+    population = build("rotated-digits", seed=0, clients=1, groups=1)
+    with pytest.raises(CoterieError, match="at least two clients"):
+        advise(population, build_model("digits-mlp", population.shape, population.classes))
