@@ -14,6 +14,7 @@ from coterie.report.fitted import FILE_WIDTH, fitted_table
 from coterie.report.formatting import duration, human_bytes, plural
 from coterie.report.page import Page, card, painted, paragraphs, table
 from coterie.runs.advice import Advice, Interval
+from coterie.runs.advice.paired import amount_of
 
 ADVICE_FILE, PAGE_FILE = "advice.json", "advice.html"
 _MOST_NAMED = 12
@@ -42,6 +43,8 @@ def print_advice(advice: Advice, *, console: Console | None = None) -> None:
         say(advice.apart)
     for remark in advice.remarks:
         say(remark)
+    if advice.floor is not None:
+        say(f"A constant answer reaches {_score(advice, advice.floor)}.")
     rows = advice.choices
     columns = {
         "choice": [("→ " if choice is advice.recommended else "  ") + choice.name for choice in rows],
@@ -116,8 +119,10 @@ def _reason(advice: Advice) -> str:
     if best.name == "local training":
         return "Local training is enough: no way of training together was better by more than half a point."
     sure = "" if gain.sure else ", which may be chance"
-    amount = f"{_gain(advice, gain.mean)} ({_interval(advice, gain)})"
-    return f"Recommended: {best.name}, against {other} {amount}{sure}. Longer runs may widen or close such gaps."
+    return (
+        f"Recommended: {best.name}. Against {other} clients gain {amount_of(gain, advice.metric)}{sure}. "
+        "Longer runs may widen or close such gaps."
+    )
 
 
 def _members(advice: Advice) -> dict[int, list[str]]:

@@ -18,7 +18,7 @@ from coterie.methods.given_groups import GivenGroups
 from coterie.runs.advice.answer import Advice, Choice
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
-from coterie.runs.advice.paired import Interval, paired_gain
+from coterie.runs.advice.paired import Interval, amount_of, paired_gain
 from coterie.runs.advice.remarks import remarks_on
 from coterie.runs.options import RunOptions
 from coterie.runs.result import Result
@@ -74,22 +74,25 @@ def advise(
     if len(set(found.values())) > 1:
         runs[GROUPS] = trial.run(GivenGroups, groups=found)
     choices = _choices(runs)
-    evidence = paired_gain(_of(choices, GROUPS), _of(choices, FEDAVG)) if GROUPS in runs else Interval(0.0, 0.0, 0.0)
-    count = len(set(found.values())) if evidence.sure else 1
-    best = _recommended(choices)
+    evidence = next((choice.over_fedavg for choice in choices if choice.name == GROUPS), Interval(0.0, 0.0, 0.0))
+    proposed = len(set(found.values()))
+    count = proposed if evidence.sure else 1
+    first = runs[FEDAVG]
+    best = _recommended(choices, lower=first.lower_is_better)
+    schema = getattr(population, "schema", None)
     return Advice(
-        task="classification",
-        metric="accuracy",
-        higher_is_better=True,
-        floor=None,
+        task=first.task,
+        metric=first.metric,
+        lower_is_better=first.lower_is_better,
+        floor=first.floor,
         groups=count,
         evidence=evidence,
-        verdict=_verdict(count, len(set(found.values())), evidence),
+        verdict=_verdict(count, proposed, evidence, first.metric),
         recommended=best,
         command=(command or _in_python)(best.method, best.settings),
         choices=choices,
         clients=found if count > 1 else dict.fromkeys(found, 0),
-        apart=differences(held, found).sentence if count > 1 else "",
+        apart=differences(held, found, getattr(schema, "inputs", ())).sentence if count > 1 else "",
         remarks=tuple(remarks_on(held)),
         rounds=rounds,
         looked_at=len(ids),
@@ -146,52 +149,51 @@ def _choices(runs: Mapping[str, Result]) -> tuple[Choice, ...]:
     found: dict[str, tuple[Result, Mapping[str, Any], dict[str, float]]] = {}
     tuned = {FEDAVG: TUNED, GROUPS: GROUPS_TUNED}
     for name, result in runs.items():
-        found[name] = result, {}, _known(result, result.per_client_accuracy)
-        if name in tuned and result.per_client_finetuned is not None:
-            found[tuned[name]] = result, _TUNED_SETTINGS, _known(result, result.per_client_finetuned)
-    order = [name for name in (LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO) if name in found]
-    return tuple(
-        Choice(
-            name=name,
-            method=found[name][0].method,
-            settings=found[name][1],
-            score=sum(found[name][2].values()) / max(len(found[name][2]), 1),
-            over_local=paired_gain(found[name][2], found[LOCAL][2]),
-            over_fedavg=paired_gain(found[name][2], found[FEDAVG][2]),
-            bytes=found[name][0].bytes_down + found[name][0].bytes_up,
-            seconds=found[name][0].seconds,
-            per_client=found[name][2],
+        found[name] = result, {}, _known(result, result.per_client_score)
+        if name in tuned and result.per_client_finetuned_score:
+            found[tuned[name]] = result, _TUNED_SETTINGS, _known(result, result.per_client_finetuned_score)
+    lower = runs[FEDAVG].lower_is_better
+    made = []
+    for name in (each for each in (LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO) if each in found):
+        result, settings, scores = found[name]
+        made.append(
+            Choice(
+                name=name,
+                method=result.method,
+                settings=settings,
+                score=sum(scores.values()) / max(len(scores), 1),
+                over_local=paired_gain(scores, found[LOCAL][2], lower=lower),
+                over_fedavg=paired_gain(scores, found[FEDAVG][2], lower=lower),
+                bytes=result.bytes_down + result.bytes_up,
+                seconds=result.seconds,
+                per_client=scores,
+            )
         )
-        for name in order
-    )
+    return tuple(made)
 
 
 def _known(result: Result, values: Sequence[float | None]) -> dict[str, float]:
     return {client: value for client, value in zip(result.client_ids, values, strict=True) if value is not None}
 
 
-def _of(choices: Sequence[Choice], name: str) -> dict[str, float]:
-    choice = next(choice for choice in choices if choice.name == name)
-    return {client: value for client, value in choice.per_client.items() if value is not None}
-
-
-def _recommended(choices: Sequence[Choice]) -> Choice:
+def _recommended(choices: Sequence[Choice], *, lower: bool) -> Choice:
     """The simplest of those that are about as good as the best of what can be run."""
     by_name = {choice.name: choice for choice in choices}
     able = [by_name[name] for name in _SIMPLEST_FIRST if name in by_name]
-    best = max(choice.score for choice in able)
-    return next(choice for choice in able if choice.score >= best - _CLOSE)
+    best = min(choice.score for choice in able) if lower else max(choice.score for choice in able)
+    close = _CLOSE * abs(best) if lower else _CLOSE
+    return next(choice for choice in able if abs(choice.score - best) <= close)
 
 
-def _verdict(groups: int, proposed: int, gain: Interval) -> str:
-    points = f"{100 * gain.mean:+.1f} points (95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+def _verdict(groups: int, proposed: int, gain: Interval, metric: str) -> str:
+    amount = amount_of(gain, metric)
     if groups > 1:
         return (
-            f"There are {groups} groups. On held-out data clients gain {points} if each trains with its group "
+            f"There are {groups} groups. On held-out data clients gain {amount} if each trains with its group "
             "instead of with everybody."
         )
     if proposed > 1:
-        return f"No sure groups: {proposed} were proposed, but what they gain on held-out data may be chance: {points}."
+        return f"No sure groups: {proposed} were proposed, but what they gain on held-out data may be chance: {amount}."
     return "No evidence of groups: no partition of the clients did better on held-out data than all together."
 
 

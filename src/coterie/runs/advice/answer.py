@@ -33,7 +33,7 @@ class Advice:
 
     task: str
     metric: str
-    higher_is_better: bool
+    lower_is_better: bool
     floor: float | None
     """What a constant answer reaches."""
     groups: int
@@ -79,7 +79,7 @@ class Advice:
             "clients": dict(self.clients),
             "task": self.task,
             "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
+            "lower_is_better": self.lower_is_better,
             "floor": self.floor,
             "apart": self.apart,
             "remarks": list(self.remarks),
