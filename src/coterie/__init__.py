@@ -59,8 +59,10 @@ if TYPE_CHECKING:
     from coterie.methods.p2p.base import PeerMethod
     from coterie.methods.served import Assessment, Use, use
     from coterie.models import build_model
+    from coterie.report.advice import advise
     from coterie.report.compare import Comparison, compare
     from coterie.report.run import run
+    from coterie.runs.advice import Advice
     from coterie.runs.result import Result
     from coterie.runs.saved import load_model
     from coterie.runs.trained import Newcomer, TrainedRun, load
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "METHODS",
+    "Advice",
     "Assessment",
     "ClusterMethod",
     "Clusters",
@@ -101,6 +104,7 @@ __all__ = [
     "Trained",
     "TrainedRun",
     "Use",
+    "advise",
     "axpy",
     "build",
     "build_model",
@@ -164,7 +168,9 @@ _HOMES = {
     "coterie.core.task": ("Task",),
     "coterie.models": ("build_model",),
     "coterie.report.compare": ("Comparison", "compare"),
+    "coterie.report.advice": ("advise",),
     "coterie.report.run": ("run",),
+    "coterie.runs.advice": ("Advice",),
     "coterie.runs.result": ("Result",),
     "coterie.runs.saved": ("load_model",),
     "coterie.runs.trained": ("Newcomer", "TrainedRun", "load"),

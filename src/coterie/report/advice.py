@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from torch import nn
 
 from coterie.core.files import write_whole, writing
+from coterie.core.notes import Note, silent
+from coterie.core.samples import Population
+from coterie.core.targets import TaskName
+from coterie.core.task import LossChoice, LossFn
 from coterie.core.terminal import harmless
 from coterie.report.fitted import FILE_WIDTH, fitted_table
 from coterie.report.formatting import duration, human_bytes, plural
 from coterie.report.page import Page, card, painted, paragraphs, table
 from coterie.runs.advice import Advice, Interval
+from coterie.runs.advice import advise as trial
 from coterie.runs.advice.paired import amount_of
+from coterie.runs.options import RunOptions
 
 ADVICE_FILE, PAGE_FILE = "advice.json", "advice.html"
 _MOST_NAMED = 12
+
+
+def advise(
+    population: Population,
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    seed: int = 0,
+    out: Path | str | None = None,
+    task: TaskName = "auto",
+    loss: LossChoice | LossFn = "auto",
+    note: Note = silent,
+    **training: Any,
+) -> Advice:
+    """Whether there are groups among the clients, who gains by what, and what to run; `print` shows it in words.
+
+    `training` holds settings of local training (lr, epochs, batch, ...). With `out`, `advice.json` and a page are
+    written to that folder. `note` is told what is being tried.
+    """
+    found = trial(population, model, training=training, options=RunOptions(seed=seed, task=task), loss=loss, note=note)
+    if out is not None:
+        write_advice(found, Path(out))
+    return found
 
 
 def write_advice(advice: Advice, folder: Path) -> Path:

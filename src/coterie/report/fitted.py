@@ -13,7 +13,7 @@ from rich.table import Table
 
 Cell = str | ProgressBar
 FILE_WIDTH = 120
-_LEFT = ("method", "seed", "rounds")
+_LEFT = ("method", "seed", "rounds", "choice")
 # each as wide as its widest usual cell from the start, or numbers that grow would push columns out in mid-run
 _WIDTHS = {
     "accuracy": 8, "worst client": 12, "worst": 7, "groups": 6, "ARI": 5, "unseen": 7, "down": 7, "up": 7, "sent": 7,

@@ -12,8 +12,11 @@ from coterie.core.errors import CoterieError
 from coterie.core.notes import Note, silent
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId, Population
+from coterie.core.task import LossChoice, LossFn, Task
+from coterie.data.schema import Schema
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
+from coterie.methods.fedavg import FedAvg
 from coterie.methods.given_groups import GivenGroups
 from coterie.runs.advice.answer import Advice, Choice
 from coterie.runs.advice.differences import differences
@@ -21,8 +24,9 @@ from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
 from coterie.runs.advice.remarks import remarks_on
 from coterie.runs.options import RunOptions
+from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
-from coterie.runs.simulate import simulate
+from coterie.runs.simulate import is_own, simulate
 from coterie.runs.view import NotesOnly
 from coterie.simulation.simulator import EngineOptions
 
@@ -49,6 +53,7 @@ def advise(
     *,
     training: Mapping[str, Any] | None = None,
     options: RunOptions | None = None,
+    loss: LossChoice | LossFn = "auto",
     engine: EngineOptions | None = None,
     note: Note = silent,
     command: Callable[[str, Mapping[str, Any]], str] | None = None,
@@ -66,8 +71,13 @@ def advise(
     held = HeldOut(population, ids, given.seed)
     samples = sum(len(held.client(client).train) for client in ids)
     rounds, settings = _length(samples, settings)
+    if "lr" not in settings and is_own(population):
+        learnt = Task.of(model, held, task=given.task, loss=loss, dtype=given.torch_dtype)
+        found_lr = found_rate(learnt, held, FedAvg(**_known_settings(FedAvg, settings)).opt, given.seed)
+        note(found_lr.said)
+        settings["lr"] = found_lr.rate
     short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
-    trial = _Trial(held, model, settings, short, engine, note)
+    trial = _Trial(held, model, settings, short, loss, engine, note)
     runs = {name: trial.run(method_named(method)) for name, method in ((FEDAVG, "fedavg"), (LOCAL, "local"))}
     runs[AUTO] = trial.run(method_named("auto"))
     found = _groups(runs[AUTO])
@@ -79,7 +89,7 @@ def advise(
     count = proposed if evidence.sure else 1
     first = runs[FEDAVG]
     best = _recommended(choices, lower=first.lower_is_better)
-    schema = getattr(population, "schema", None)
+    schema: Schema | None = getattr(population, "schema", None)
     return Advice(
         task=first.task,
         metric=first.metric,
@@ -92,7 +102,7 @@ def advise(
         command=(command or _in_python)(best.method, best.settings),
         choices=choices,
         clients=found if count > 1 else dict.fromkeys(found, 0),
-        apart=differences(held, found, getattr(schema, "inputs", ())).sentence if count > 1 else "",
+        apart=differences(held, found, _input_names(schema) if schema else ()).sentence if count > 1 else "",
         remarks=tuple(remarks_on(held)),
         rounds=rounds,
         looked_at=len(ids),
@@ -108,17 +118,35 @@ class _Trial:
     model: nn.Module | Callable[[], nn.Module]
     settings: Mapping[str, Any]
     options: RunOptions
+    loss: LossChoice | LossFn
     engine: EngineOptions | None
     note: Note
 
     def run(self, kind: type[Any], **own: Any) -> Result:
         """One method, from start to end."""
         self.note(f"trying {kind.title}: {self.options.rounds} rounds")
-        known = {key: value for key, value in self.settings.items() if key in kind.__dataclass_fields__}
-        method: ServerMethod[Any] = kind(**known, **own)
+        method: ServerMethod[Any] = kind(**_known_settings(kind, self.settings), **own)
         return simulate(
-            method, self.population, self.model, self.options, engine=self.engine, view=NotesOnly(self.note)
+            method,
+            self.population,
+            self.model,
+            self.options,
+            loss=self.loss,
+            engine=self.engine,
+            view=NotesOnly(self.note),
         )
+
+
+def _known_settings(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key in kind.__dataclass_fields__}
+
+
+def _input_names(schema: Schema) -> list[str]:
+    """The name of every input of a table: that of its column, or of a category of it."""
+    names = []
+    for column in schema.columns:
+        names += [f"{column.name} = {each}" for each in column.categories] or [column.name]
+    return names
 
 
 def _some(ids: Sequence[ClientId], seed: int) -> list[ClientId]:

@@ -52,6 +52,10 @@ class Advice:
     """Clients that took part in the trial, of `registered`."""
     registered: int
 
+    def __str__(self) -> str:
+        lines = [self.verdict, self.apart, *self.remarks, f"Run: {self.command}"]
+        return "\n".join(line for line in lines if line)
+
     def to_json(self) -> str:
         """The text of `advice.json`."""
         best = self.recommended
