@@ -14,8 +14,9 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import ErrorCode
-from flwr.proto.fleet_pb2 import PushMessagesResponse
-from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata, PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import coterie.deploy.flower.app
@@ -91,12 +92,13 @@ class Filtered:
         self.said: list[str] = []
         self.got: list[bytes] = []
         self.filter = RequestFilter(self._superlink, limit, self.said.append)
+        self.session, self.wanted = "s", ["a piece"]
 
     async def _superlink(self, scope: Any, receive: Any, send: Any) -> None:
         self.got.append((await receive())["body"])
         known = not scope["path"].endswith("activate-node")
         await send({"type": "http.response.start", "status": 200 if known else 412})
-        body = PushMessagesResponse(session_id="s").SerializeToString()
+        body = PushMessagesResponse(session_id=self.session, objects_to_push=self.wanted).SerializeToString()
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -111,13 +113,19 @@ class Filtered:
 
         async def send(event: Any) -> None:
             if event.get("body") and path.endswith("push-messages"):  # who has read this may send pieces at once
-                assert not self.filter.uploads.refuses(PushObjectRequest(session_id="s").SerializeToString())
+                early = PushObjectRequest(session_id=self.session).SerializeToString()
+                assert ("belongs to no message" in self.filter.uploads.refuses(early)) == (not self.wanted)
             sent.append(event)
 
         headers = [] if length is None else [(b"content-length", str(length).encode())]
         scope = {"type": "http", "path": path, "client": (host, 1), "headers": headers}
         asyncio.run(self.filter(scope, receive, send))
         return int(sent[0]["status"])
+
+    def head(self, *orders: str) -> int:
+        """The status of the head of a message that answers these orders."""
+        heads = [ProtoMessage(metadata=Metadata(reply_to_message_id=order)) for order in orders]
+        return self.asks("/v1/fleet/push-messages", body=PushMessagesRequest(messages_list=heads).SerializeToString())
 
     def piece(self, size: int, session: str = "s") -> int:
         """The status of a piece of a message."""
@@ -143,7 +151,7 @@ def test_a_message_that_is_too_long_is_stopped_by_the_filter_piece_by_piece() ->
     link = Filtered(1 << 20)
     assert link.piece(10) == 413
     assert "sent a piece that belongs to no message" in link.said.pop()
-    assert link.asks("/v1/fleet/push-messages") == 200
+    assert link.head("order") == 200
     assert [link.piece(2 << 20) for _ in range(4)] == [200, 200, 200, 413]
     assert "a message that is longer than what is allowed (--max-megabytes 1)" in link.said.pop()
     assert link.piece(2 << 20, "another") == 413
@@ -151,6 +159,27 @@ def test_a_message_that_is_too_long_is_stopped_by_the_filter_piece_by_piece() ->
     for length in (None, 8 << 20):  # not declared, declared: it is the bytes that count
         assert link.asks("/v1/fleet/pull-messages", body=bytes(7 << 20), length=length) == 413
     assert link.asks("/v1/fleet/push-object", body=b"no piece at all") == 413
+    assert len(link.got) == before
+
+
+def test_an_order_is_answered_once_however_often_it_is_answered() -> None:
+    """1 MB is allowed and 6 MB let in: a second session for the same order goes on where the first one was."""
+    link = Filtered(1 << 20)
+    for session, statuses in (("s", [200, 200]), ("t", [200, 413]), ("u", [413, 413])):
+        link.session = session
+        assert link.head("order") == 200
+        assert [link.piece(2 << 20, session) for _ in range(2)] == statuses
+    link.session = "v"
+    assert link.head("another order") == 200
+    assert link.piece(2 << 20, "v") == 200
+    link.session, link.wanted = "w", []  # the SuperLink did not take it
+    assert link.head("no order of ours") == 200
+    assert link.piece(10, "w") == 413
+    before = len(link.got)
+    for orders in ((), ("",), ("one", "two")):  # an order of a client's own, or several at once
+        assert link.head(*orders) == 413
+        assert "sent a message that is no reply" in link.said.pop()
+    assert link.asks("/v1/fleet/push-messages", body=b"no message at all") == 413
     assert len(link.got) == before
 
 

@@ -3,8 +3,9 @@
 The SuperLink answers its clients, its operators and its executors on one port, and only its clients must show who they
 are: anyone who reaches the port could start a run, which is code, or stop one. So all but the clients' part is for this
 machine alone and, there, for those who show the token that the run has made for itself, which other users of the
-machine do not have. And the SuperLink takes messages of any length, in pieces: the filter counts them, and refuses a
-message that is longer than what is allowed.
+machine do not have. And the SuperLink takes messages of any length, in pieces, and the same reply again with other
+pieces: the filter counts all that comes for an order, and refuses what is more than one message may have. So a client
+can store that much for each order it is sent, whatever it sends; the server has a few orders to a client at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from coterie.core.notes import Note
-from coterie.deploy.flower.compat import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, PushMessagesResponse, PushObjectRequest
+from coterie.deploy.flower.compat import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+)
 
 PARENT = "COTERIE_PARENT_PID"
 LIMIT = "COTERIE_MESSAGE_LIMIT"
@@ -40,25 +46,38 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Uploads:
-    """How much has come of each message that is being sent in pieces."""
+    """How much has come in answer to each order, in however many messages and sessions it was sent."""
 
     def __init__(self, limit: int) -> None:
         # one piece more than allowed: the server reads what is there, and sees that it is too much
-        self._limit, self._come = limit + _LARGEST_PIECE, dict[str, int]()
+        self._limit, self._come, self._order = limit + _LARGEST_PIECE, dict[str, int](), dict[str, str]()
 
-    def begin(self, answer: bytes) -> None:
-        """The SuperLink has said what to send, and under which name."""
-        self._come[PushMessagesResponse.FromString(answer).session_id] = 0
-        while len(self._come) > _UPLOADS:
-            del self._come[next(iter(self._come))]
+    def refuses_message(self, body: bytes) -> str:
+        """What is wrong with the head of a message, if anything: a client only answers."""
+        heads = PushMessagesRequest.FromString(body).messages_list
+        answers = len(heads) == 1 and heads[0].metadata.reply_to_message_id
+        return "" if answers else "a message that is no reply"
+
+    def begin(self, body: bytes, answer: bytes) -> None:
+        """The SuperLink has taken the head of a message and said what to send, and under which name."""
+        told = PushMessagesResponse.FromString(answer)
+        if not told.objects_to_push:  # refused, or all of it is there
+            return
+        order = PushMessagesRequest.FromString(body).messages_list[0].metadata.reply_to_message_id
+        self._order[told.session_id] = order
+        self._come.setdefault(order, 0)
+        for known in (self._order, self._come):
+            while len(known) > _UPLOADS:
+                del known[next(iter(known))]
 
     def refuses(self, body: bytes) -> str:
         """What is wrong with this piece, if anything."""
         piece = PushObjectRequest.FromString(body)
-        if piece.session_id not in self._come:
+        order = self._order.get(piece.session_id, "")
+        if order not in self._come:
             return "a piece that belongs to no message"
-        self._come[piece.session_id] += len(piece.object_content)
-        return "" if self._come[piece.session_id] <= self._limit else "a message that is longer than what is allowed"
+        self._come[order] += len(piece.object_content)
+        return "" if self._come[order] <= self._limit else "a message that is longer than what is allowed"
 
 
 class RequestFilter:
@@ -102,17 +121,24 @@ class RequestFilter:
         shown = dict(scope["headers"]).get(TOKEN_HEADER.encode(), b"")
         return not self._token or hmac.compare_digest(shown, self._token.encode())
 
+    def _wrong(self, path: str, body: bytes | None) -> str:
+        """What is wrong with a client's request, if anything."""
+        if body is None:
+            return "a request that is longer than any of Flower's"
+        try:
+            if path == _PIECE:
+                return self.uploads.refuses(body)
+            return self.uploads.refuses_message(body) if path == _MESSAGE else ""
+        except DecodeError:
+            return "something else than a message"
+
     async def _clients_part(self, scope: Scope, receive: Receive, send: Send, host: str, path: str) -> None:
         body = await _read(scope, receive)
-        wrong = "a request that is longer than any of Flower's" if body is None else ""
-        try:
-            wrong = wrong or (self.uploads.refuses(body or b"") if path == _PIECE else "")
-        except DecodeError:
-            wrong = "something else than a piece"
+        wrong = self._wrong(path, body)
         if wrong:
             await self._refuse(send, 413, f"{host} sent {wrong} (--max-megabytes {self._limit >> 20})")
             return
-        status, answer = 0, b""
+        status, answer, head = 0, b"", body or b""
 
         async def again() -> MutableMapping[str, Any]:
             nonlocal body
@@ -131,7 +157,7 @@ class RequestFilter:
                 answer += event.get("body", b"")
                 if event.get("more_body"):
                     return
-                self.uploads.begin(answer)  # before the client is told, and sends the first piece
+                self.uploads.begin(head, answer)  # before the client is told, and sends the first piece
                 event = {**event, "body": answer}
             await send(event)
 
