@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import coterie
 from coterie.core.cohort import Cohort
@@ -40,6 +44,31 @@ def test_the_examples_run_as_they_stand_and_are_short(tmp_path: Path) -> None:
     said = {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in done.stdout.split("# ")[1:]}
     for example in EXAMPLES:
         assert any(sign.isdigit() for sign in said[str(example)]) or example.stem == "my_ditto", example.stem
+    check_new_clients(tmp_path)
+
+
+def check_new_clients(folder: Path) -> None:
+    """Three scripts lead from CSV files to a new client's predictions, which beat the best constant answer clearly."""
+    for example in EXAMPLES:
+        assert len(example.read_text().splitlines()) < 15 or not example.stem.startswith("predict_")
+    networks: dict[str, tuple[str, Any]] = {
+        "scanners": ("scanner", lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))),
+        "clinics": ("clinic", lambda: nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))),
+        "programs": ("program", lambda: nn.Sequential(nn.Embedding(128, 8), nn.Flatten(), nn.Linear(64, 3))),
+    }
+    for name, (what, network) in networks.items():
+        file = folder / f"new-{what}.csv"
+        with file.open() as rows:
+            true = [list(row.values())[-1] for row in csv.DictReader(rows)]
+        run = coterie.load(folder / "runs" / name, model=network)
+        found = run.admit(file).predict(file)
+        if name == "clinics":
+            numbers = np.array(true, float)
+            assert np.abs(found - numbers).mean() < 0.8 * np.abs(numbers - np.median(numbers)).mean()
+        else:
+            right = np.mean([str(one) == other for one, other in zip(found, true, strict=True)])
+            assert right > Counter(true).most_common(1)[0][1] / len(true) + 0.05
+            assert name != "scanners" or (right > 0.9 and run.admit(file).group == run.groups["s7"] != run.groups["s0"])
 
 
 def test_a_method_outside_the_package_is_run_compared_and_resumed(coterie: Command, tmp_path: Path) -> None:

@@ -79,29 +79,44 @@ class Result:
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Result:
         """The result that result.json holds, of this version or of an earlier one; it has no models."""
-        known = {f.name for f in dataclasses.fields(cls)} - set(_NOT_WRITTEN)
-        blank: dict[str, Any] = dict.fromkeys(known)
-        fixed = {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
-        lists: dict[str, Any] = {"client_ids": [], "per_client_accuracy": [], "lost": {}, "warnings": []}
-        return cls(**{**blank, **fixed, **lists, **{key: value for key, value in written.items() if key in known}})
+        blank: dict[str, Any] = {"client_ids": [], "per_client_accuracy": []}
+        for f in dataclasses.fields(cls):
+            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            blank.setdefault(f.name, None if default is dataclasses.MISSING else default)
+        found = {key: value for key, value in written.items() if key in blank and key not in _NOT_WRITTEN}
+        for name in ("accuracy", "worst_accuracy"):
+            found[name] = math.nan if found.get(name) is None else found[name]
+        return cls(**{**blank, **found})
 
     def __str__(self) -> str:
         groups = f", {self.n_clusters} {'group' if self.n_clusters == 1 else 'groups'}" if self.n_clusters else ""
-        worst = f" (worst {_shown(self.worst_accuracy)})" if self.clients > 1 else ""
+        score, worst = (self.accuracy, self.worst_accuracy) if self.score is None else (self.score, self.worst_score)
+        parts = [f"worst {self._shown(worst)}" if self.clients > 1 else ""]
+        parts += [f"fine-tuned {self._shown(self.finetuned_score)}" if self.finetuned_score is not None else ""]
+        parts += [f"a constant answer {self._shown(self.floor)}" if self.floor is not None else ""]
+        beside = ", ".join(part for part in parts if part)
         begun = f"{self.method} on {self.scenario}, seed {self.seed}, {self.rounds} rounds"
-        reached = f"{self.clients} clients{groups}, mean accuracy {_shown(self.accuracy)}{worst}"
-        return f"{begun}: {reached}; {self.bytes_down + self.bytes_up:,} bytes sent, {self.seconds:.1f} s"
+        reached = f"{self.clients} clients{groups}, mean {self.metric} {self._shown(score)}"
+        cost = f"{self.bytes_down + self.bytes_up:,} bytes sent, {self.seconds:.1f} s"
+        return f"{begun}: {reached}{f' ({beside})' if beside else ''}; {cost}"
 
     def _repr_html_(self) -> str:
         """The same for a notebook, with the first clients."""
         groups: Sequence[int | None] = self.clusters or [None] * len(self.client_ids)
+        scores = self.per_client_score or self.per_client_accuracy
         rows = [
-            f"<tr><td>{escape(client)}</td><td>{'' if group is None else group}</td><td>{_shown(accuracy)}</td></tr>"
-            for client, group, accuracy in zip(self.client_ids, groups, self.per_client_accuracy, strict=False)
+            f"<tr><td>{escape(client)}</td><td>{'' if group is None else group}</td><td>{self._shown(score)}</td></tr>"
+            for client, group, score in zip(self.client_ids, groups, scores, strict=False)
         ]
         more = f"<p>and {len(rows) - _SHOWN} more</p>" if len(rows) > _SHOWN else ""
-        head = "<tr><th>client</th><th>group</th><th>accuracy</th></tr>"
+        head = f"<tr><th>client</th><th>group</th><th>{escape(self.metric)}</th></tr>"
         return f"<p>{escape(str(self))}</p><table>{head}{''.join(rows[:_SHOWN])}</table>{more}"
+
+    def _shown(self, score: float | None) -> str:
+        """A score for people: shares as per cent, other measures as they are."""
+        if score is None or math.isnan(score):
+            return "–"
+        return f"{100 * score:.1f} %" if "accuracy" in self.metric else f"{score:.4g}"
 
     def to_json(self) -> str:
         """The text of `result.json`: everything but the models."""
@@ -109,7 +124,3 @@ class Result:
         for name in ("accuracy", "worst_accuracy"):
             plain[name] = None if math.isnan(plain[name]) else plain[name]
         return json.dumps(plain, indent=1)
-
-
-def _shown(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
