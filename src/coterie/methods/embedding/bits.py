@@ -38,6 +38,13 @@ def binarise(means: Tensor) -> Bits:
     return bits
 
 
+def held_classes(labels: Tensor, classes: int) -> Bits:
+    """One bit a class: whether there is a sample of it."""
+    known = labels[(labels >= 0) & (labels < classes)]
+    held: Bits = (torch.bincount(known, minlength=classes) > 0).to(torch.uint8).numpy()
+    return held
+
+
 def flip(bits: Bits, probability: float, generator: np.random.Generator) -> Bits:
     """Randomised response: every bit is flipped with this probability.
 

@@ -31,12 +31,15 @@ from coterie.methods.embedding.bits import (
     binarise,
     class_means,
     flip,
+    held_classes,
     pack_bits,
     packing_flaws,
     unpack_bits,
 )
 from coterie.methods.embedding.clustering.centroids import Centroids
+from coterie.methods.embedding.clustering.mixture import presence
 from coterie.methods.embedding.clustering.rules import check_rule, choose
+from coterie.methods.embedding.clustering.ward import Floats
 from coterie.methods.embedding.drift import with_embeddings
 from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups
 from coterie.methods.embedding.panels import embedding_panels
@@ -94,12 +97,18 @@ class Embedding(Settings):
             # not keyed by the round, nor on a device by the run: asked again, the same data get the same answer
             noise, coins = (c.private_rng(index, purpose) for purpose in ("missing classes", "flips"))
             means = class_means(sent.codes(data.train, c.task), data.train.y, c.task.classes, noise)
-            rows.append(pack_bits(flip(binarise(means), max(self.flip_of(client), c.least_flip), coins)))
+            bits = binarise(means)
+            if self.tells_classes:
+                bits = np.concatenate([bits, held_classes(data.train.y, c.task.classes)])
+            rows.append(pack_bits(flip(bits, max(self.flip_of(client), c.least_flip), coins)))
         return Embedded(torch.stack(rows))
 
     def _ask_for_bits(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> tuple[list[ClientId], Bits]:
-        """The embeddings of those who answered (in the order of their names), the bad ones left out."""
-        length = state.autoencoder.code * fed.task.classes
+        """The embeddings of those who answered (in the order of their names), the bad ones left out.
+
+        With the rule "mixture" the last bits, one a class, say which classes a client holds.
+        """
+        length = state.autoencoder.code * fed.task.classes + (fed.task.classes if self.tells_classes else 0)
         replies = fed.ask(self.embed, sorted(ids), same=state.autoencoder.half)
         if replies.value is None:
             return [], np.zeros((0, length), np.uint8)
@@ -116,7 +125,8 @@ class Embedding(Settings):
         ids, bits = self._ask_for_bits(state, fed, fed.ids)
         if not ids:
             return state
-        choice = choose(bits, fed.task.classes, self.rule, min_size=self.min_size, seed=fed.seed)
+        bits, held = self._parted(bits, ids, fed.task.classes)
+        choice = choose(bits, fed.task.classes, self.rule, min_size=self.min_size, seed=fed.seed, held=held)
         return replace(
             state,
             models=spread(row(state.models, 0), choice.clusters),
@@ -125,6 +135,13 @@ class Embedding(Settings):
             centroids=Centroids.of(bits, choice.labels),
             heights=torch.from_numpy(choice.tree.heights),
         )
+
+    def _parted(self, bits: Bits, ids: Sequence[ClientId], classes: int) -> tuple[Bits, Floats | None]:
+        """The bits of the codes, and how probable it is that a client holds a class, where clients say so."""
+        if not self.tells_classes:
+            return bits, None
+        flips = np.array([self.flip_of(client) for client in ids])
+        return bits[:, :-classes], presence(bits[:, -classes:], flips)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -163,12 +180,14 @@ class Embedding(Settings):
         if not new or state.centroids is None:
             return state
         ids, bits = self._ask_for_bits(state, fed, new)
+        bits = self._parted(bits, ids, fed.task.classes)[0]
         found = self.newcomers == "found"
         return with_embeddings(state, ids, bits, fed.task.classes, found=found)[0] if ids else state
 
     def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
         """Clients embed again; those that have left their cluster go to the nearest, or found one (see `follow`)."""
         ids, bits = self._ask_for_bits(state, fed, [client for client in fed.ids if client in state.cluster])
+        bits = self._parted(bits, ids, fed.task.classes)[0]
         return with_embeddings(state, ids, bits, fed.task.classes) if ids else (state, {})
 
     # --- what others ask ----------------------------------------------------------------------------------------------

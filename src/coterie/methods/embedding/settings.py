@@ -34,7 +34,7 @@ class PaperSettings(AverageInClusters[Groups]):
     encoder_batch: int = field(default=32, metadata={"help": "batch size of pre-training"})
     encoder_lr: float = field(default=3e-3, metadata={"help": "learning rate of pre-training (Adam)"})
     flip: float = field(default=0.1, metadata={"help": "probability P that a bit is flipped, 0 to 0.5"})
-    rule: Literal["halves", "paper", "height_ratio", "calinski_harabasz", "silhouette", "bayes"] = field(
+    rule: Literal["halves", "paper", "height_ratio", "calinski_harabasz", "silhouette", "bayes", "mixture"] = field(
         default="halves", metadata={"help": "how the number of clusters is chosen; see docs/results/embedding.md"}
     )
     min_size: int = field(default=0, metadata={"help": "least cluster size of paper, bayes, silhouette; 0: a tenth"})
@@ -93,6 +93,11 @@ class Settings(PaperSettings):
             raise CoterieError(
                 f"embedding: pretraining={self.pretraining} needs a public set; give public=fashion-mnist."
             )
+
+    @property
+    def tells_classes(self) -> bool:
+        """Whether clients also say, in one flipped bit a class, which classes they hold."""
+        return self.rule == "mixture"
 
     def flip_of(self, client: str) -> float:
         """P of one client."""

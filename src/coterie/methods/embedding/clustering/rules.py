@@ -11,6 +11,7 @@ import numpy as np
 from coterie.core.errors import CoterieError, installing, unknown
 from coterie.core.rng import key64
 from coterie.core.threads import one_thread_everywhere
+from coterie.methods.embedding.clustering.mixture import groups_by_mixture
 from coterie.methods.embedding.clustering.split_half import Bits, groups_by_halves
 from coterie.methods.embedding.clustering.ward import (
     Floats,
@@ -23,6 +24,7 @@ from coterie.methods.embedding.clustering.ward import (
 
 _KAPPA = 2.576
 """How much the upper confidence bound of Bayesian optimisation adds for not knowing."""
+_USUALLY_HELD = 0.9
 _RANDOM_PROBES, _GUIDED_PROBES = 30, 5
 """Evaluations of the authors' Bayesian optimisation."""
 
@@ -50,6 +52,8 @@ class Request:
     classes: int
     min_size: int
     seed: int
+    held: Floats
+    """The probability that a client holds a class, [clients, classes]."""
 
     @property
     def admissible(self) -> list[int]:
@@ -60,11 +64,14 @@ class Request:
 Rule = Callable[[Request], tuple[Ints, dict[int, float]]]
 
 
-def choose(bits: Bits, classes: int, rule: str = "halves", *, min_size: int = 0, seed: int = 0) -> Choice:
+def choose(
+    bits: Bits, classes: int, rule: str = "halves", *, min_size: int = 0, seed: int = 0, held: Floats | None = None
+) -> Choice:
     """Cluster clients by their embeddings, [clients, bits], without being told the number of clusters.
 
     `classes` is the number of blocks of equal length that an embedding has. `min_size` is the least size of a cluster
-    for the rules that have one; 0 stands for a tenth of the clients (the authors' 10 of 100), at least 2.
+    for the rules that have one; 0 stands for a tenth of the clients (the authors' 10 of 100), at least 2. `held`, the
+    probability that a client holds a class, is for the rule "mixture"; without it, most classes are taken to be held.
     """
     check_rule(rule)
     if min_size < 0:
@@ -75,7 +82,8 @@ def choose(bits: Bits, classes: int, rule: str = "halves", *, min_size: int = 0,
     alone = np.zeros(tree.points, np.int64)
     if tree.points < 2 or tree.heights[-1] <= 0:  # one client, or all clients equal
         return Choice(alone, tree, {})
-    request = Request(tree, bits, classes, min_size or max(2, tree.points // 10), seed)
+    known = np.full((len(bits), classes), _USUALLY_HELD) if held is None else held
+    request = Request(tree, bits, classes, min_size or max(2, tree.points // 10), seed, known)
     labels, scores = RULES[rule](request)
     return Choice(labels, tree, scores)
 
@@ -94,6 +102,10 @@ def check_rule(rule: str) -> None:
 def _halves(request: Request) -> tuple[Ints, dict[int, float]]:
     labels, scores = groups_by_halves(request.bits, request.classes)
     return labels, dict(enumerate(scores, 1))
+
+
+def _mixture(request: Request) -> tuple[Ints, dict[int, float]]:
+    return groups_by_mixture(request.bits, request.held, request.seed)
 
 
 def _best(request: Request, scores: dict[int, float]) -> tuple[Ints, dict[int, float]]:
@@ -172,5 +184,6 @@ RULES: dict[str, Rule] = {
     "calinski_harabasz": _calinski_harabasz,
     "silhouette": _silhouette,
     "bayes": _bayes,
+    "mixture": _mixture,
 }
 """The rules by name; the first is the default."""
