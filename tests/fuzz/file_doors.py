@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from coterie.core.samples import Normalise
+from coterie.data import from_arrays
 from coterie.data.folders import from_file, from_path
+from coterie.data.schema import read_schema, schema_of
 from coterie.deploy.memory import DiskMemory
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import defaults_of
@@ -56,9 +58,12 @@ kernel = true
 """
 
 
+_ROWS = [(i, (b"Ulm", b"Rome")[i % 2], (b"no", b"yes")[i // 2 % 2]) for i in range(8)]
+
+
 def files(folder: Path) -> list[Door]:
     """What is read from disk: checkpoints, memories, models, configurations and the user's own data."""
-    return [*_checkpoints(folder), *_configurations(folder), *_own_data(folder)]
+    return [*_checkpoints(folder), *_configurations(folder), *_own_data(folder), *_tables(folder)]
 
 
 def _checkpoints(folder: Path) -> list[Door]:
@@ -168,4 +173,37 @@ def _own_data(folder: Path) -> list[Door]:
         Door("npz", (whole.getvalue(), parts.getvalue()), spoilt_npz, npz),
         Door("leaf", (leaf_seed, float_seed), spoilt_json, leaf),
         Door("image", (png,), spoilt_bytes, picture),
+    ]
+
+
+def _tables(folder: Path) -> list[Door]:
+    """CSV and Parquet files, and what a run keeps of how they were read."""
+    import pyarrow
+    from pyarrow import parquet
+
+    def schema(data: bytes) -> None:
+        _written(folder / "schema.json", data)
+        read_schema(folder)
+
+    def table(data: bytes) -> None:
+        (folder / "csv").mkdir(exist_ok=True)
+        _written(folder / "csv" / "a.csv", data)
+        from_path(folder / "csv", missing="mean", task="auto")
+        from_path(folder / "csv" / "a.csv", client="ward")
+
+    def columns(data: bytes) -> None:
+        (folder / "parquet").mkdir(exist_ok=True)
+        _written(folder / "parquet" / "a.parquet", data)
+        from_path(folder / "parquet", missing="drop")
+
+    csv_seed = b"ward,age,town,y\n" + b"".join(b"w%d,%d.5,%s,%s\n" % (i % 2, i, t, y) for i, t, y in _ROWS)
+    packed = io.BytesIO()
+    parquet.write_table(
+        pyarrow.table({"a": [1.0, None, 3.0, 4.0], "t": ["u", "v", "u", None], "y": [0, 1, 0, 1]}), packed
+    )
+    described = schema_of(from_arrays({"a": (np.eye(6), np.arange(6) % 3)})).to_json().encode()
+    return [
+        Door("csv", (csv_seed,), spoilt_bytes, table),
+        Door("parquet", (packed.getvalue(),), spoilt_bytes, columns),
+        Door("schema", (described,), spoilt_json, schema),
     ]

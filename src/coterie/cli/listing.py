@@ -13,7 +13,9 @@ from rich.table import Table
 
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.samples import Population
-from coterie.data import SCENARIOS, Spread, data_root, describe
+from coterie.data import SCENARIOS, Spread, Summary, data_root, describe
+from coterie.data.scaling import said
+from coterie.data.schema import Schema, schema_of
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.simulation.faults import Faults
@@ -100,26 +102,39 @@ def models() -> Table:
 
 def population(clients: Population, name: str) -> list[Table]:
     """What `coterie data SCENARIO` shows."""
-    summary = describe(clients)
+    summary, schema = describe(clients), schema_of(clients)
     groups = "not known" if summary.groups is None else ", ".join(f"{n} in {g}" for g, n in summary.groups.items())
     rows = {
         "clients": f"{summary.clients:,}" + (f" and {summary.unseen:,} unseen" if summary.unseen else ""),
         "true groups": groups,
         "input": " x ".join(map(str, summary.shape)),
-        "classes": str(summary.classes),
+        **_predicted(schema, summary),
         "training samples per client": _spread(summary.train),
         "validation samples per client": _spread(summary.valid) if summary.valid else "none",
         "test samples per client": _spread(summary.test),
-        "classes per client": _spread(summary.classes_per_client),
-        "share of a client's most frequent class": f"{summary.largest_share:.0%}",
-        "training samples by class": " ".join(map(str, summary.labels)),
     }
+    if summary.classes_per_client is not None and summary.largest_share is not None:
+        rows["classes per client"] = _spread(summary.classes_per_client)
+        rows["share of a client's most frequent class"] = f"{summary.largest_share:.0%}"
+        rows["training samples by class"] = " ".join(map(str, summary.labels))
+    wordy = [f"{column.name} ({', '.join(column.categories)})" for column in schema.columns if column.categories]
+    if wordy:
+        rows["columns of text"] = "; ".join(wordy)
+    rows["inputs to the model"] = said(clients.normalise, summary.shape)
     if summary.inspected < summary.clients:
         rows["looked at"] = f"{summary.inspected:,} of {summary.clients:,} clients"
     table = _table(name, "", "")
     for key, value in rows.items():
         table.add_row(key, value)
     return [table]
+
+
+def _predicted(schema: Schema, summary: Summary) -> dict[str, str]:
+    """What is predicted: classes with their names, or how many numbers or labels."""
+    names = f": {', '.join(schema.class_names)}" if schema.class_names else ""
+    if schema.task in ("regression", "multilabel"):
+        return {"task": schema.task, "outputs": str(summary.classes)}
+    return {"classes": f"{summary.classes}{names}"}
 
 
 def _spread(spread: Spread) -> str:

@@ -10,12 +10,14 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.core.metrics import floor
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
 
 from .population import Parts, unseen_ids
+from .scaling import said as scale_said
 
 _INSPECTED = 1000
 
@@ -45,9 +47,9 @@ class Summary:
     test: Spread
     labels: tuple[int, ...]
     """Training samples of each class."""
-    classes_per_client: Spread
-    """How many different labels a client has in training."""
-    largest_share: float
+    classes_per_client: Spread | None
+    """How many different labels a client has in training; None where targets are no classes."""
+    largest_share: float | None
     """The share of a client's most frequent label, on average: 1 / classes is even, 1 is one class a client."""
 
 
@@ -63,8 +65,8 @@ def describe(population: Population, *, inspect: int = _INSPECTED) -> Summary:
     ids = population.ids
     places = np.unique(np.linspace(0, len(ids) - 1, min(inspect, len(ids))).astype(int))
     parts = [_labels(population, ids[place]) for place in places]
-    counts = torch.stack([torch.bincount(part.train, minlength=population.classes) for part in parts])
-    shares = counts.max(1).values / counts.sum(1).clamp_min(1)
+    counts = _counts(population, parts)
+    shares = None if counts is None else counts.max(1).values / counts.sum(1).clamp_min(1)
     groups = [population.group(client) for client in ids]
     known = Counter(group for group in groups if group is not None)
     valid = [len(part.valid) for part in parts if part.valid is not None]
@@ -78,9 +80,9 @@ def describe(population: Population, *, inspect: int = _INSPECTED) -> Summary:
         train=_spread([len(part.train) for part in parts]),
         valid=_spread(valid) if valid else None,
         test=_spread([len(part.test) for part in parts]),
-        labels=tuple(counts.sum(0).tolist()),
-        classes_per_client=_spread((counts > 0).sum(1).tolist()),
-        largest_share=float(shares.mean()),
+        labels=() if counts is None else tuple(counts.sum(0).tolist()),
+        classes_per_client=None if counts is None else _spread((counts > 0).sum(1).tolist()),
+        largest_share=None if shares is None else float(shares.mean()),
     )
 
 
@@ -93,6 +95,29 @@ def mean_floor(population: Population, task: Task, ids: Sequence[ClientId]) -> f
     floors = [floor(task.primary, task.kind, part.train, part.test, task.classes) for part in parts]
     known = [value for value in floors if math.isfinite(value)]
     return sum(known) / len(known) if known else None
+
+
+def remarks(population: Population) -> list[str]:
+    """What a user should know about own data before they are used: their scale, and clients of one class alone."""
+    said = [f"inputs: {scale_said(population.normalise, tuple(population.shape))}"]
+    parts = {client: _labels(population, client) for client in population.ids}
+    counts = _counts(population, list(parts.values()))
+    if counts is not None and population.classes > 1:
+        alone = [client for client, row in zip(parts, counts, strict=True) if int((row > 0).sum()) == 1]
+        if alone:
+            few = ", ".join(alone[:3]) + (", ..." if len(alone) > 3 else "")
+            said.append(
+                f"{len(alone)} of {len(parts)} clients have one class alone in training ({few}): one constant answer "
+                "serves them"
+            )
+    return said
+
+
+def _counts(population: Population, parts: Sequence[Parts]) -> Tensor | None:
+    """Training samples of each client and class, [C, classes]; None where targets are no classes."""
+    if getattr(population, "kind", "classification") not in ("classification", "binary"):
+        return None
+    return torch.stack([torch.bincount(part.train, minlength=population.classes) for part in parts])
 
 
 def _labels(population: Population, client: ClientId) -> Parts:

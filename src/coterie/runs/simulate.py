@@ -15,6 +15,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import Population
 from coterie.core.settings import changed_fields, to_toml
 from coterie.core.task import LossChoice, LossFn, Task
+from coterie.data.describe import remarks
 from coterie.data.schema import SCHEMA_FILE, schema_of
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import LocalTraining, RoundMethod
@@ -55,6 +56,8 @@ def simulate(
     task = Task.of(model, population, task=options.task, loss=loss, dtype=options.torch_dtype)
     device = devices.chosen(engine.device)
     task = dataclasses.replace(task, use_kernel=engine.kernel, device=device, precision=engine.precision)
+    for remark in remarks(population) if is_own(population) else ():
+        views.note(remark)
     method = _with_rate(method, population)
     if isinstance(method, LocalTraining) and method.lr is None and is_own(population):
         method = dataclasses.replace(method, lr=_own_rate(method, task, population, options.seed, out, views))
