@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -31,20 +32,22 @@ def test_fedcgs_moments_of_one_image_give_back_every_pixel(digits: OwnPopulation
     assert F.mse_loss(found[:, 0], pixels) < 1e-8
 
 
-def test_six_made_up_questions_a_class_find_its_share(digits: OwnPopulation) -> None:
+@pytest.mark.parametrize("questions", [6, 3])
+def test_made_up_questions_find_the_share_of_a_class(questions: int, digits: OwnPopulation) -> None:
     """Cluster 0 at distance 1 from class y and 0 from all others, cluster 1 at t from all: it says 0 if p(y) < t.
 
-    Six halvings of [0, 1] leave 1 / 64, a middle that is wrong by 1 / 128 at most: 60 questions for ten classes.
+    Six halvings of [0, 1] leave 1 / 64, a middle that is wrong by 1 / 128 at most: 60 questions for ten classes. The 30
+    that a device answers are three a class: 1 / 16 at most.
     """
     method, task = MDICFL(k=2, margin=0.0, seeding="none"), Task.of(small_net, digits)
     cohort = Cohort(("c0",), task, (digits.client("c0"),))
     labels = digits.client("c0").train.y
     for label in range(10):
         low, high = 0.0, 1.0
-        for _ in range(6):
+        for _ in range(questions):
             middle = (low + high) / 2
             distances = torch.full((1, 2, 10), middle, dtype=torch.float64)
             distances[0, 0] = F.one_hot(torch.tensor(label), 10)
             below = int(method.identify(cohort, ClassDistances(distances)).cluster) == 0
             low, high = (low, middle) if below else (middle, high)
-        assert abs((low + high) / 2 - float((labels == label).double().mean())) <= 1 / 128 + 1e-9
+        assert abs((low + high) / 2 - float((labels == label).double().mean())) <= 0.5 ** (questions + 1) + 1e-9
