@@ -149,6 +149,23 @@ def test_print_result_says_what_happened_and_what_it_cost() -> None:
     ]
 
 
+def test_a_table_of_errors_has_the_least_in_bold_and_the_floor_below() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    same = {"runs": 1, "metric": "rmse", "lower_is_better": True, "floor_mean": 12.0}
+    rows = [
+        {"method": "fedavg", "score_mean": 5.5, "finetuned_mean": 3.25, **same},
+        {"method": "local", "score_mean": 7.0, "finetuned_mean": None, **same},
+    ]
+    print_compare_table(rows, target=None, console=console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "RMSE" in text
+    assert "fine-tuned" in text
+    assert "of each client): 12" in text
+    fedavg, local = (line for line in text.splitlines() if "5.5" in line or ("7" in line and "ocal" in line))
+    assert "\x1b[1m" in fedavg
+    assert "\x1b[1m" not in local
+
+
 def test_print_compare_table() -> None:
     console = plain()
     rows = [

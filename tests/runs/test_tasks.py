@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 
 from coterie import from_arrays, load_model, method, run
 from coterie.core.errors import CoterieError
+from coterie.core.personal import personal_models
 from coterie.core.task import Task, chosen_kind
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
 from coterie.simulation.simulator import EngineOptions
 
-from ..tiny import cohort, largest_gap
+from ..tiny import cohort, largest_gap, one_weight, rows
 
 ALONE = EngineOptions(workers=1)
 
@@ -126,3 +128,69 @@ def test_what_the_setting_task_may_make_of_targets() -> None:
     assert chosen_kind("auto", "classification", 5, squares=True) == "regression"
     with pytest.raises(CoterieError, match="5 classes"):
         chosen_kind("binary", "classification", 5)
+
+
+def test_a_run_of_numbers_is_judged_by_its_error() -> None:
+    """Prices: after training the error is a small part of the floor's, and R² near 1; there is no accuracy."""
+    result = run(method("fedavg", lr=0.1), lines(1e5, 3e5), lambda: linear(1), rounds=10, engine=ALONE)
+    assert (result.task, result.metric, result.lower_is_better) == ("regression", "rmse", True)
+    assert result.score is not None
+    assert result.floor is not None
+    assert result.score < 0.05 * result.floor
+    assert set(result.metrics) == {"mae", "rmse", "r2"}
+    assert result.metrics["rmse"] == pytest.approx(result.score)
+    assert result.metrics["r2"] > 0.99
+    assert result.worst_score == max(score for score in result.per_client_score if score is not None)
+    plain = json.loads(result.to_json())
+    assert (plain["accuracy"], plain["per_client_accuracy"]) == (None, [None] * 4)
+    assert result.warnings == []
+
+
+def test_a_metric_of_the_users_is_the_score() -> None:
+    """More is better unless the metric says otherwise; here it is the share of predictions within 10 of the truth."""
+
+    def within_ten(prediction: Tensor, target: Tensor) -> float:
+        assert prediction.shape == target.shape
+        return float(((prediction - target).abs() < 10).double().mean())
+
+    result = run(method("fedavg", lr=0.1), lines(1e3), lambda: linear(1), rounds=15, metric=within_ten, engine=ALONE)
+    assert (result.metric, result.lower_is_better) == ("within_ten", False)
+    assert result.score is not None
+    assert 0.9 < result.score <= 1.0
+
+
+def test_fine_tuning_finds_back_what_averaging_loses(tmp_path: Path) -> None:
+    """Two clients with y = x and two with y = -x: the average knows nothing, and every client can learn its own."""
+    g = np.random.default_rng(0)
+    x = {name: g.normal(size=(60, 1)).astype(np.float32) for name in "abcd"}
+    y = {name: (1 if name in "ab" else -1) * part[:, 0].astype(np.float64) * 1.5 for name, part in x.items()}
+    population = from_arrays({name: (x[name], y[name]) for name in x})
+    settings = {"lr": 0.5, "batch": 8, "epochs": 1}
+    plain = run(method("fedavg", **settings), population, lambda: linear(1, 1), rounds=3, engine=ALONE)
+    assert plain.score is not None
+    assert plain.finetuned_score is not None
+    assert plain.finetuned_score < 0.2 * plain.score
+    out = tmp_path / "run"
+    tuned = run(
+        method("fedavg", personalise="finetune", **settings), population, lambda: linear(1, 1), rounds=3, out=out,
+        engine=ALONE,
+    )  # fmt: skip
+    assert tuned.score == tuned.finetuned_score == plain.finetuned_score
+    ready = load_model(out / "models" / "client-c.safetensors", lambda: linear(1, 1))
+    assert ready(torch.ones(1, 1)).item() < -1
+
+
+def test_a_model_that_is_right_already_is_kept() -> None:
+    """The weights are exact, so that tuning cannot help: every client keeps its model, bit for bit."""
+    population = rows(([1.0, 2.0, 3.0], [2, 4, 6]), ([4.0, 5.0], [8, 10]))
+    task = Task(one_weight, (1,), 1, loss="mse", dtype=torch.float64, kind="regression")
+    c = cohort(population, task)
+    exact = {"weight": torch.full((2, 1, 1), 2.0, dtype=torch.float64)}
+    wrong = {"weight": torch.full((2, 1, 1), 1.0, dtype=torch.float64)}
+    opt = method("fedavg", lr=0.01).opt
+    kept = personal_models(c, [exact], opt)
+    assert kept.tuned.tolist() == [False, False]
+    assert torch.equal(kept.models["weight"], exact["weight"])
+    chosen = personal_models(c, [wrong, exact], opt)
+    assert chosen.candidate.tolist() == [1, 1]
+    assert bool(personal_models(c, [wrong], opt).tuned.all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 MEASURES = ("accuracy", "balanced_accuracy", "f1", "auroc", "log_loss", "ece", "mae", "rmse", "r2")
@@ -35,9 +36,17 @@ class Measure:
 
     def text(self, value: float | None) -> str:
         """A value for people; nothing where there is none."""
-        if value is None:
+        if value is None or not isfinite(value):
             return "–"
         return f"{100 * value:.1f} %" if self.is_share else f"{value:.4g}"
+
+    def spread(self, mean: float | None, deviation: float | None) -> str:
+        """A mean with its deviation: 94.1 ± 0.3 %; without one just the mean."""
+        if mean is None or deviation is None or not (isfinite(mean) and isfinite(deviation)):
+            return self.text(mean)
+        if self.is_share:
+            return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+        return f"{mean:.4g} ± {deviation:.2g}"
 
     def worst(self, values: Iterable[float]) -> float | None:
         """The worst of some values, None where there is none."""
@@ -56,9 +65,26 @@ class Measure:
         return other - value if self.lower_is_better else value - other
 
 
+def score_of(record: Mapping[str, Any], worst: bool = False) -> float | None:
+    """The mean (or worst) score of a result or of a round; in older ones it is the accuracy."""
+    names = ("worst_score", "worst_accuracy") if worst else ("score", "accuracy")
+    values = (record.get(name) for name in names)
+    return next((float(value) for value in values if isinstance(value, (int, float))), None)
+
+
 def measure_of(record: Mapping[str, Any]) -> Measure:
     """What a result, or a line of a comparison, says that it is judged by; older ones are judged by accuracy."""
     name = record.get("metric")
     if not isinstance(name, str):
         return Measure()
     return Measure(name, bool(record.get("lower_is_better", name in LOWER_IS_BETTER)))
+
+
+def client_scores(result: Mapping[str, Any]) -> list[float | None]:
+    """The score of every client; in older results it is the accuracy."""
+    return list(result.get("per_client_score") or result.get("per_client_accuracy") or ())
+
+
+def capitalised(title: str) -> str:
+    """A title at the beginning of a heading."""
+    return title[:1].upper() + title[1:]

@@ -8,6 +8,7 @@ from math import isfinite
 from statistics import fmean, pstdev
 from typing import Any
 
+from coterie.core.measures import Measure, measure_of, score_of
 from coterie.core.panels import (
     Graph,
     Heatmap,
@@ -36,16 +37,19 @@ def colour(index: int) -> str:
 def accuracy_over_rounds(run: RunFolder) -> Figure:
     """Mean and worst client over the rounds."""
     data = [
-        _line("mean over clients", run.column("round"), run.column("accuracy"), 0),
-        _line("worst client", run.column("round"), run.column("worst_accuracy"), 1, dash="dot"),
+        _line("mean over clients", run.column("round"), scores(run), 0),
+        _line("worst client", run.column("round"), scores(run, worst=True), 1, dash="dot"),
     ]
-    return _figure(data, "round", "accuracy", y_format=_PERCENT)
+    floor = run.result.get("floor")
+    if floor is not None:
+        data.append(_line("floor", run.column("round"), [floor] * len(run.column("round")), 7, dash="dash"))
+    return _score_figure(measure_of(run.result), data, "round")
 
 
 def accuracy_over_bytes(run: RunFolder) -> Figure:
     """Mean accuracy against what has been sent so far."""
-    line = _line("mean over clients", traffic(run), run.column("accuracy"), 0)
-    return _figure([line], "MB sent, down and up together", "accuracy", y_format=_PERCENT)
+    line = _line("mean over clients", traffic(run), scores(run), 0)
+    return _score_figure(measure_of(run.result), [line], "MB sent, down and up together")
 
 
 def groups_over_rounds(run: RunFolder) -> Figure:
@@ -70,7 +74,9 @@ def groups_over_rounds(run: RunFolder) -> Figure:
     return figure
 
 
-def client_accuracies(groups: Mapping[str, Sequence[float | None]], colours: Sequence[int], x_label: str) -> Figure:
+def client_accuracies(
+    groups: Mapping[str, Sequence[float | None]], colours: Sequence[int], x_label: str, measure: Measure | None = None
+) -> Figure:
     """One box with all its points for each group of clients."""
     data = [
         {
@@ -81,17 +87,20 @@ def client_accuracies(groups: Mapping[str, Sequence[float | None]], colours: Seq
         }
         for (name, values), index in zip(groups.items(), colours, strict=True)
     ]  # fmt: skip
-    figure = _figure(data, x_label, "accuracy on own test data", y_format=_PERCENT, hover="closest")
+    figure = _score_figure(measure or Measure(), data, x_label, " on own test data", hover="closest")
     figure["layout"]["xaxis"] |= {"type": "category"}
     return figure
 
 
-def accuracy_histogram(values: Sequence[float | None]) -> Figure:
-    """How many clients have which accuracy."""
+def accuracy_histogram(values: Sequence[float | None], measure: Measure | None = None) -> Figure:
+    """How many clients have which score."""
+    judged = measure or Measure()
     data: list[Figure] = [{"type": "histogram", "x": _clean(values), "nbinsx": 20, "marker": {"color": colour(0)}}]
-    figure = _figure(data, "accuracy on own test data", "clients", hover="closest")
-    figure["layout"]["xaxis"] |= {"tickformat": _PERCENT}
+    figure = _figure(data, f"{judged.title} on own test data", "clients", hover="closest")
     figure["layout"]["bargap"] = 0.06
+    if not judged.is_share:
+        return figure
+    figure["layout"]["xaxis"] |= {"tickformat": _PERCENT}
     narrow = axes.shares(data[0]["x"])
     if narrow:  # plotly would take all that is equal for one bar from -50 % to 150 %
         low, high = narrow["range"]
@@ -107,7 +116,7 @@ def compare_over_rounds(runs: Mapping[str, Sequence[RunFolder]]) -> Figure:
         rounds, means, spreads, _ = _over_seeds(same)
         data += _band(rounds, means, spreads, index, method)
         data.append(_line(method_title(method), rounds, means, index, dash=_dash(index)) | {"legendgroup": method})
-    return _figure(data, "round", "mean accuracy", y_format=_PERCENT)
+    return _score_figure(_judged_by(runs), data, "round", before="mean ")
 
 
 def compare_over_bytes(runs: Mapping[str, Sequence[RunFolder]], target: float | None) -> Figure:
@@ -117,7 +126,8 @@ def compare_over_bytes(runs: Mapping[str, Sequence[RunFolder]], target: float | 
         _, means, _, sent = _over_seeds(same)
         if any(sent):
             data.append(_line(method_title(method), sent, means, index, dash=_dash(index)))
-    figure = _figure(data, "MB sent, down and up together", "mean accuracy", y_format=_PERCENT, hover="closest")
+    measure = _judged_by(runs)
+    figure = _score_figure(measure, data, "MB sent, down and up together", before="mean ", hover="closest")
     figure["layout"]["showlegend"] = False  # it is the one of the chart before it
     if target is not None:
         figure["layout"]["shapes"] = [
@@ -209,6 +219,23 @@ def graph(panel: Graph) -> Figure:
     return figure
 
 
+def scores(run: RunFolder, *, worst: bool = False) -> list[float | None]:
+    """What the run was judged by, round by round; older runs by their accuracy."""
+    return [score_of(row, worst) for row in run.metrics]
+
+
+def _judged_by(runs: Mapping[str, Sequence[RunFolder]]) -> Measure:
+    return next((measure_of(run.result) for same in runs.values() for run in same), Measure())
+
+
+def _score_figure(
+    measure: Measure, data: list[Figure], x_label: str, after: str = "", *, before: str = "", hover: str = "x unified"
+) -> Figure:
+    """A figure whose vertical axis is what runs are judged by."""
+    shares = _PERCENT if measure.is_share else ""
+    return _figure(data, x_label, f"{before}{measure.title}{after}", y_format=shares, hover=hover)
+
+
 def traffic(run: RunFolder) -> list[float | None]:
     """Megabytes sent so far in both directions, evaluation not counted."""
     both = zip(run.column("bytes_down"), run.column("bytes_up"), strict=True)
@@ -221,7 +248,7 @@ def _over_seeds(
     """Rounds, mean accuracy, standard deviation and mean megabytes over the runs that know them."""
     seen: dict[float, list[tuple[float, float | None]]] = {}
     for run in runs:
-        for at, value, sent in zip(run.column("round"), run.column("accuracy"), traffic(run), strict=True):
+        for at, value, sent in zip(run.column("round"), scores(run), traffic(run), strict=True):
             if at is not None and value is not None and isfinite(value):
                 seen.setdefault(at, []).append((value, sent))
     rounds: list[float | None] = [*sorted(seen)]

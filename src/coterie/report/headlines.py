@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coterie.core.measures import measure_of, score_of
 from coterie.report.formatting import (
     human_bytes,
     method_title,
     percent,
-    percent_spread,
     plural,
     score,
 )
@@ -18,9 +18,9 @@ from coterie.report.formatting import (
 def run_headline(result: Mapping[str, Any]) -> str:
     """How one method serves the clients, and how well."""
     method, clients = method_title(str(result["method"])), int(result["clients"])
-    worst = result.get("worst_accuracy")
-    served = f"{percent(result.get('accuracy'))} {'mean ' if clients > 1 else ''}accuracy"
-    tail = f"; the worst client has {percent(worst)}." if worst is not None and clients > 1 else "."
+    measure, worst = measure_of(result), score_of(result, worst=True)
+    served = f"{measure.text(score_of(result))} {'mean ' if clients > 1 else ''}{measure.title}"
+    tail = f"; the worst client has {measure.text(worst)}." if worst is not None and clients > 1 else "."
     doubts = len(result.get("warnings") or ())
     tail += f" There {'is' if doubts == 1 else 'are'} {plural(doubts, 'warning')}." if doubts else ""
     groups, ari = result.get("n_clusters"), result.get("ari")
@@ -42,27 +42,36 @@ def run_headline(result: Mapping[str, Any]) -> str:
 
 def compare_headline(summary: Mapping[str, Any]) -> str:
     """Which method serves the clients best, by how much, and at what price."""
-    rows = [row for row in summary["rows"] if row.get("accuracy_mean") is not None]
+    rows = [row for row in summary["rows"] if mean_score(row) is not None]
     scenario = str(summary.get("scenario", "this scenario"))
     if not rows:
         return f"No method has a result on {scenario} yet."
     # The oracle is told the truth, so it is the yardstick and not a competitor.
     rivals = [row for row in rows if row["method"] != "oracle"] or rows
-    ranked = sorted(rivals, key=lambda row: -float(row["accuracy_mean"]))
+    measure = measure_of(rows[0])
+    ranked = sorted(rivals, key=lambda row: -measure.ahead(mean_score(row) or 0.0, 0.0))
     best = ranked[0]
-    reached = percent_spread(best["accuracy_mean"], best.get("accuracy_sd"))
-    text = f"{method_title(best['method'])} serves the clients of {scenario} best, with {reached} mean accuracy"
+    reached = measure.spread(mean_score(best), best.get("score_sd", best.get("accuracy_sd")))
+    text = f"{method_title(best['method'])} serves the clients of {scenario} best, with {reached} mean {measure.title}"
     baseline = next((row for row in ranked[1:] if row["method"] == "fedavg"), None) or next(iter(ranked[1:]), None)
     if baseline is not None:
-        ahead = 100 * (float(best["accuracy_mean"]) - float(baseline["accuracy_mean"]))
-        text += f", {ahead:.1f} points above {method_title(baseline['method'])}"
+        ahead = measure.ahead(mean_score(best) or 0.0, mean_score(baseline) or 0.0)
+        by = f"{100 * ahead:.1f} points above" if measure.is_share else f"{measure.text(ahead)} better than"
+        text += f", {by} {method_title(baseline['method'])}"
     oracle = next((row for row in rows if row["method"] == "oracle"), None)
     if oracle is not None and best is not oracle:
-        text += f"; knowing the true groups would give {percent(oracle['accuracy_mean'])}"
+        text += f"; knowing the true groups would give {measure.text(mean_score(oracle))}"
     target, price = summary.get("target"), best.get("bytes_to_target")
     if target is not None and price is not None:
-        text += f". It reaches {percent(target, 0)} after {human_bytes(price)}"
+        wanted = percent(target, 0) if measure.is_share else measure.text(target)
+        text += f". It reaches {wanted} after {human_bytes(price)}"
     return text + "."
+
+
+def mean_score(row: Mapping[str, Any]) -> float | None:
+    """The mean score of a line of a comparison; in older ones it is the accuracy."""
+    mean: float | None = row.get("score_mean", row.get("accuracy_mean"))
+    return mean
 
 
 def lost_words(lost: Mapping[str, int] | None, otherwise: str) -> str:

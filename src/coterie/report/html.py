@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from coterie.core.measures import Measure, capitalised, client_scores, measure_of, score_of
 from coterie.report.formatting import (
     UNKNOWN,
     duration,
@@ -16,7 +17,6 @@ from coterie.report.formatting import (
     method_title,
     number,
     percent,
-    percent_spread,
     plural,
     score,
 )
@@ -24,6 +24,7 @@ from coterie.report.headlines import (
     compare_headline,
     compare_warnings,
     lost_words,
+    mean_score,
     run_headline,
 )
 from coterie.runs.folder import RunFolder
@@ -47,18 +48,19 @@ def write_run_report(folder: Path) -> Path:
         headline=run_headline(result),
         meta=_meta(result),
     )
+    title = capitalised(measure_of(result).title)
     page.tiles(_tiles(result))
     page.section("Warnings", warning_card(result.get("warnings")))
     page.section(
         "Learning",
         [
             page.chart(
-                "Accuracy over the rounds",
+                f"{title} over the rounds",
                 figures.accuracy_over_rounds(run),
                 "Every client is tested on its own test data with the model it would use in that round.",
             ),
             page.chart(
-                "Accuracy for the bytes sent",
+                f"{title} for the bytes sent",
                 figures.accuracy_over_bytes(run),
                 "Training messages in both directions; what only serves the evaluation is not counted.",
             ),
@@ -75,6 +77,7 @@ def write_compare_report(folder: Path) -> Path:
     """Write `report.html` into the folder of a comparison and return its path."""
     comparison = read_compare(folder)
     summary = comparison.summary
+    measure = next((measure_of(run.result) for run in comparison.runs), Measure())
     by_method: dict[str, list[RunFolder]] = {str(row["method"]): [] for row in summary["rows"]}
     for run in comparison.runs:
         by_method.setdefault(str(run.result["method"]), []).append(run)
@@ -101,27 +104,27 @@ def write_compare_report(folder: Path) -> Path:
         "Learning",
         [
             page.chart(
-                "Accuracy over the rounds",
+                f"{capitalised(measure.title)} over the rounds",
                 figures.compare_over_rounds(by_method),
                 band + "Click a name to hide its curve.",
             ),
             page.chart(
-                "Accuracy for the bytes sent",
+                f"{capitalised(measure.title)} for the bytes sent",
                 figures.compare_over_bytes(by_method, target),
-                "Colours as in the chart before. Further left and higher is better; what sends nothing is not drawn.",
+                "Colours as in the chart before. Further left is cheaper; what sends nothing is not drawn.",
             ),
         ],
     )
     accuracies = {
-        method_title(method): [value for run in runs for value in run.result.get("per_client_accuracy") or ()]
+        method_title(method): [value for run in runs for value in client_scores(run.result)]
         for method, runs in by_method.items()
     }
     page.section(
         "Clients",
         [
             page.chart(
-                "Accuracy of each client",
-                figures.client_accuracies(accuracies, range(len(accuracies)), ""),
+                f"{capitalised(measure.title)} of each client",
+                figures.client_accuracies(accuracies, range(len(accuracies)), "", measure),
                 "One dot for each client and seed: a good mean can hide clients that are served badly.",
                 wide=True,
             )
@@ -144,6 +147,7 @@ def _meta(result: Mapping[str, Any]) -> str:
 
 
 def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    measure = measure_of(result)
     rounds, seconds = int(result["rounds"]), result.get("seconds")
     pace = f"{duration(seconds / rounds)} a round" if seconds is not None and rounds else ""
     down, up = result.get("bytes_down"), result.get("bytes_up")
@@ -153,8 +157,10 @@ def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     failures = result.get("failures") or 0
     lost = len(failures) if isinstance(failures, Sequence | Mapping) else int(failures)
     return [
-        ("Mean accuracy", percent(result.get("accuracy")), "each client on its own test data"),
-        ("Worst client", percent(result.get("worst_accuracy")), _worst_client(result)),
+        (f"Mean {measure.title}", measure.text(score_of(result)), "each client on its own test data"),
+        ("Fine-tuned", measure.text(result.get("finetuned_score")), "the same after a little training of its own"),
+        ("Floor", measure.text(result.get("floor")), "a constant answer of each client"),
+        ("Worst client", measure.text(score_of(result, worst=True)), _worst_client(result)),
         ("Groups", number(result.get("n_clusters")), agreement),
         ("Sent", human_bytes(both), f"{human_bytes(down)} down, {human_bytes(up)} up"),
         ("Time", duration(seconds), pace),
@@ -163,14 +169,15 @@ def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _worst_client(result: Mapping[str, Any]) -> str:
-    """Which client has the lowest accuracy."""
-    ids, values = result.get("client_ids"), result.get("per_client_accuracy")
-    known = [(value, name) for value, name in zip(values or (), ids or (), strict=False) if _is_known(value)]
-    return f"client {min(known, key=lambda pair: pair[0])[1]}" if known else ""
+    """Which client has the worst score."""
+    pairs = zip(client_scores(result), result.get("client_ids") or (), strict=False)
+    known = [(value, name) for value, name in pairs if value is not None and isfinite(value)]
+    worst = measure_of(result).worst(value for value, _ in known)
+    return next((f"client {name}" for value, name in known if value == worst), "")
 
 
-def _is_known(value: float | None) -> bool:
-    return value is not None and isfinite(value)
+def _wanted(target: float, measure: Measure) -> str:
+    return percent(target, 0) if measure.is_share else measure.text(target)
 
 
 def _groups(page: Page, run: RunFolder) -> list[str]:
@@ -198,7 +205,7 @@ def _map_note(result: Mapping[str, Any]) -> str:
 
 
 def _clients(page: Page, run: RunFolder) -> list[str]:
-    values = run.result.get("per_client_accuracy")
+    values, measure = client_scores(run.result), measure_of(run.result)
     clusters = run.result.get("clusters")
     cards = []
     if values and clusters and 1 < len(set(clusters)) <= _MOST_BOXES:
@@ -206,10 +213,12 @@ def _clients(page: Page, run: RunFolder) -> list[str]:
             f"group {cluster}": [value for value, its in zip(values, clusters, strict=True) if its == cluster]
             for cluster in sorted(set(clusters))
         }
-        figure = figures.client_accuracies(groups, sorted(set(clusters)), "group")
-        cards.append(page.chart("Accuracy of each client, by group", figure))
+        figure = figures.client_accuracies(groups, sorted(set(clusters)), "group", measure)
+        cards.append(page.chart(f"{capitalised(measure.title)} of each client, by group", figure))
     if values:
-        cards.append(page.chart("How accuracy is spread over the clients", figures.accuracy_histogram(values)))
+        cards.append(
+            page.chart(f"How {measure.title} is spread over the clients", figures.accuracy_histogram(values, measure))
+        )
     lost = failures_table(run)
     if lost:
         cards.append(card("Replies that did not count", lost, wide=True))
@@ -246,23 +255,31 @@ def _command(summary: Mapping[str, Any]) -> list[str]:
 
 def _compare_table(summary: Mapping[str, Any]) -> str:
     target = summary.get("target")
-    columns = ["Accuracy, mean", "Worst client", "ARI", "Groups", "Down", "Up"]
-    columns += [f"To {percent(target, 0)}"] if target is not None else []
+    measure = measure_of(summary["rows"][0]) if summary["rows"] else Measure()
+    columns = [
+        f"{capitalised(measure.title)}, mean",
+        "Fine-tuned",
+        "Floor",
+        "Worst client",
+        "ARI",
+        "Groups",
+        "Down",
+        "Up",
+    ]
+    columns += [f"To {_wanted(target, measure)}"] if target is not None else []
     loses = any(row.get("lost_mean") for row in summary["rows"])
     columns += ["Replies lost"] if loses else []
     columns += ["Time"]
-    best = max(
-        (row["accuracy_mean"] for row in summary["rows"] if row.get("accuracy_mean") is not None),
-        default=None,
-    )
+    best = measure.best(mean for row in summary["rows"] if (mean := mean_score(row)) is not None)
     body = []
     for index, row in enumerate(summary["rows"]):
-        mean = row.get("accuracy_mean")
-        width = 100 * mean if _is_known(mean) else 0
+        mean = mean_score(row)
+        width = 100 * mean if mean is not None and isfinite(mean) and measure.is_share else 0
         bar = f"<span class='bar' style='width:{width:.0f}%;background:{figures.colour(index)}'></span>"
-        spread = row.get("accuracy_sd") if row.get("runs", 1) > 1 else None
+        spread = row.get("score_sd", row.get("accuracy_sd")) if row.get("runs", 1) > 1 else None
         cells = [
-            percent(row.get("worst_mean")), score(row.get("ari_mean")), number(row.get("n_clusters_mean"), 1),
+            measure.text(row.get("finetuned_mean")), measure.text(row.get("floor_mean")),
+            measure.text(row.get("worst_mean")), score(row.get("ari_mean")), number(row.get("n_clusters_mean"), 1),
             human_bytes(row.get("bytes_down")), human_bytes(row.get("bytes_up")),
         ]  # fmt: skip
         if target is not None:
@@ -274,7 +291,7 @@ def _compare_table(summary: Mapping[str, Any]) -> str:
         body.append(
             f"<tr><td><span class='dot' style='background:{figures.colour(index)}'></span>"
             f"{escape(method_title(str(row['method'])))}</td>"
-            f"<td class='number{mark}'>{percent_spread(mean, spread)}{bar}</td>"
+            f"<td class='number{mark}'>{measure.spread(mean, spread)}{bar}</td>"
             + "".join(f"<td class='number'>{escape(cell)}</td>" for cell in cells)
             + "</tr>"
         )
@@ -300,12 +317,17 @@ def _price(row: Mapping[str, Any]) -> str:
 
 
 def _compare_note(summary: Mapping[str, Any]) -> str:
-    note = "Accuracy is the mean over clients of the accuracy on their own test data"
+    measure = measure_of(summary["rows"][0]) if summary["rows"] else Measure()
+    note = f"{capitalised(measure.title)} is the mean over clients of that on their own test data"
     if any(row.get("runs", 1) > 1 for row in summary["rows"]):
         note += ", ± one standard deviation over the seeds"
+    note += (
+        "; fine-tuned, after each client has trained its model a little more or kept it, as its held-out samples say; "
+        "the floor is a constant answer of each client, its most frequent class or its mean"
+    )
     note += ". Bytes and time are those of one run, evaluation not counted in the bytes"
     if summary.get("target") is not None:
-        note += f"; the column To {percent(summary['target'], 0)} is what had been sent when the mean reached it"
+        note += f"; the column To {_wanted(summary['target'], measure)} is what had been sent when the mean reached it"
     return note + "."
 
 
@@ -316,15 +338,15 @@ def _run_list(comparison: CompareFolder) -> str:
         if (run.path / "report.html").exists():
             title = f"<a href='{escape(str(name))}/report.html'>{title}</a>"
         values = (
-            percent(run.result.get("accuracy")),
-            percent(run.result.get("worst_accuracy")),
+            measure_of(run.result).text(score_of(run.result)),
+            measure_of(run.result).text(score_of(run.result, worst=True)),
             score(run.result.get("ari")),
             duration(run.result.get("seconds")),
             str(run.result.get("engine") or UNKNOWN),
         )
         cells = "".join(f"<td class='number'>{escape(value)}</td>" for value in values[:-1])
         rows.append(f"<tr><td>{title}</td>{cells}<td class='words'>{escape(values[-1])}</td></tr>")
-    head = "".join(f"<th class='number'>{name}</th>" for name in ("Accuracy", "Worst client", "ARI", "Time"))
+    head = "".join(f"<th class='number'>{name}</th>" for name in ("Mean", "Worst client", "ARI", "Time"))
     return (
         f"<div class='scroll'><table><thead><tr><th>Run</th>{head}<th>Engine</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie.core.measures import Measure, measure_of, score_of
 from coterie.core.terminal import harmless
 from coterie.report.fitted import Cell, fitted_table
 from coterie.report.formatting import clock, human_bytes, number, percent, score
@@ -116,10 +117,13 @@ class LiveView(TerminalView, SilentView):
         return not self._rows
 
     def _line(self, row: Row) -> str:
+        measure = measure_of(row)
         parts = [
             f"round {whole(row.get('round'))}/{self._rounds}",
-            f"accuracy {percent(cell(row, 'accuracy'))} (worst {percent(cell(row, 'worst_accuracy'))})",
+            f"{measure.title} {measure.text(score_of(row))} (worst {measure.text(score_of(row, worst=True))})",
         ]
+        if cell(row, "floor") is not None:
+            parts.append(f"floor {measure.text(cell(row, 'floor'))}")
         if cell(row, "n_clusters") is not None:
             parts.append(f"groups {number(cell(row, 'n_clusters'))}")
         if cell(row, "ari") is not None:
@@ -136,10 +140,11 @@ class LiveView(TerminalView, SilentView):
 
     def _body(self) -> Group:
         shown: list[Row] = list(self._rows)
+        measure = measure_of(shown[-1]) if shown else Measure()
         columns: dict[str, list[Cell]] = {
             "round": [str(whole(row.get("round"))) for row in shown],
-            "accuracy": [percent(cell(row, "accuracy")) for row in shown],
-            "worst client": [percent(cell(row, "worst_accuracy")) for row in shown],
+            measure.title: [measure.text(score_of(row)) for row in shown],
+            "worst client": [measure.text(score_of(row, worst=True)) for row in shown],
             "groups": [number(cell(row, "n_clusters")) for row in shown],
             "ARI": [score(cell(row, "ari")) for row in shown],
             "unseen": [percent(cell(row, "unseen_accuracy")) for row in shown],
@@ -152,6 +157,7 @@ class LiveView(TerminalView, SilentView):
                 del columns[column]
         own = [key.removeprefix("log.") for key in self._known if key.startswith("log.")]
         extra: dict[str, list[Cell]] = {
+            "floor": [measure.text(cell(row, "floor")) for row in shown],
             "loss": [short(cell(row, "loss")) for row in shown],
             "time": [clock(cell(row, "seconds")) for row in shown],
             **{key: [short(cell(row.get("log") or {}, key)) for row in shown] for key in own},

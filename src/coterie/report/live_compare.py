@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from coterie.core.measures import Measure, measure_of, score_of
 from coterie.report import charts
 from coterie.report.fitted import Cell, fitted_table
 from coterie.report.formatting import clock, duration, human_bytes, method_title, number, percent, score
@@ -76,7 +77,7 @@ class CompareView(TerminalView):
         job.state, job.row = "running", dict(row)
         at = whole(row.get("round"))
         if at % self._every == 0 and at < self._rounds:
-            self._say(f"{_name(job)}: round {at}/{self._rounds}, accuracy {percent(cell(row, 'accuracy'))}")
+            self._say(f"{_name(job)}: round {at}/{self._rounds}, {_scored(row)}")
 
     def end(self, method: str, seed: int, result: Row) -> None:
         """One run is finished."""
@@ -84,8 +85,9 @@ class CompareView(TerminalView):
         job.state, self._within = "done", ""
         job.row |= {key: result[key] for key in result if key in _RESULT_COLUMNS} | {"round": self._rounds}
         self._say(
-            f"{_name(job)}: done, accuracy {percent(cell(job.row, 'accuracy'))} "
-            f"(worst {percent(cell(job.row, 'worst_accuracy'))}) in {duration(cell(job.row, 'seconds'))}"
+            f"{_name(job)}: done, {_scored(job.row)} "
+            f"(worst {measure_of(job.row).text(score_of(job.row, worst=True))}) "
+            f"in {duration(cell(job.row, 'seconds'))}"
         )
         if result.get("failures"):
             why = lost_words(result.get("lost"), "reasons in its report")
@@ -108,12 +110,13 @@ class CompareView(TerminalView):
         shown, hidden = self._window()
         rows = [job.row for job in shown]
         total = max(self._rounds, 1)
+        measure = next((measure_of(row) for row in rows if "metric" in row), Measure())
         columns: dict[str, list[Cell]] = {
             "method": [method_title(job.method) for job in shown],
             "seed": [str(job.seed) for job in shown],
             "rounds": [ProgressBar(total, whole(row.get("round")), width=10) for row in rows],
-            "accuracy": [percent(cell(row, "accuracy")) for row in rows],
-            "worst": [percent(cell(row, "worst_accuracy")) for row in rows],
+            measure.title: [measure.text(score_of(row)) for row in rows],
+            "worst": [measure.text(score_of(row, worst=True)) for row in rows],
             "ARI": [score(cell(row, "ari")) for row in rows],
             "groups": [number(cell(row, "n_clusters")) for row in rows],
             "sent": [human_bytes(sent(row)) for row in rows],
@@ -122,6 +125,8 @@ class CompareView(TerminalView):
         styles = [{"waiting": "dim", "running": "bold"}.get(job.state, "") for job in shown]
         spare = ("groups", "worst", "time", "sent")
         extra: dict[str, list[Cell]] = {
+            "fine-tuned": [measure.text(cell(row, "finetuned_score")) for row in rows],
+            "floor": [measure.text(cell(row, "floor")) for row in rows],
             "lost": [number(cell(row, "failures")) for row in rows],
             "loss": [short(cell(row, "loss")) for row in rows],
             "unseen": [percent(cell(row, "unseen_accuracy")) for row in rows],
@@ -144,8 +149,16 @@ class CompareView(TerminalView):
 
 
 _RESULT_COLUMNS = frozenset(
-    {"accuracy", "worst_accuracy", "ari", "n_clusters", "bytes_down", "bytes_up", "seconds", "failures"}
+    (
+        *("accuracy", "worst_accuracy", "score", "worst_score", "metric", "lower_is_better", "finetuned_score"),
+        *("floor", "ari", "n_clusters", "bytes_down", "bytes_up", "seconds", "failures"),
+    )
 )
+
+
+def _scored(row: Row) -> str:
+    measure = measure_of(row)
+    return f"{measure.title} {measure.text(score_of(row))}"
 
 
 def _name(job: _Job) -> str:

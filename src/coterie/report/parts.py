@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from coterie.core.measures import client_scores, measure_of
 from coterie.core.panels import (
     Graph,
     Heatmap,
@@ -16,7 +17,6 @@ from coterie.core.panels import (
     Panel,
     Table,
 )
-from coterie.report.formatting import percent
 from coterie.runs.folder import RunFolder
 
 from . import figures
@@ -34,14 +34,14 @@ def client_map(result: Mapping[str, Any]) -> str:
     clusters: Sequence[int] = result["clusters"]
     truth: Sequence[object] | None = result.get("truth")
     names = result.get("client_ids") or [str(index) for index in range(len(clusters))]
-    accuracies = result.get("per_client_accuracy") or [None] * len(clusters)
+    accuracies, measure = client_scores(result) or [None] * len(clusters), measure_of(result)
     rows: dict[object, list[str]] = defaultdict(list)
     for index, cluster in enumerate(clusters[:_MOST_CELLS]):
         words = f"client {names[index]}: in group {cluster}"
         if truth is not None:
             words += f", true group {truth[index]}"
         if accuracies[index] is not None:
-            words += f", accuracy {percent(accuracies[index])}"
+            words += f", {measure.title} {measure.text(accuracies[index])}"
         row = truth[index] if truth is not None else cluster
         rows[row].append(f"<i style='{painted(cluster)}' title='{escape(words)}'>{cluster}</i>")
     kind = "true group" if truth is not None else "group"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from coterie.core.metrics import Metric, MetricFn
 from coterie.core.samples import Population
 from coterie.core.targets import TaskName
 from coterie.core.task import LossChoice, LossFn
@@ -33,6 +34,7 @@ def run(
     out: Path | str | None = None,
     task: TaskName = "auto",
     loss: LossChoice | LossFn = "auto",
+    metric: str | Metric | MetricFn = "auto",
     dtype: torch.dtype = torch.float32,
     faults: Faults | None = None,
     engine: EngineOptions | None = None,
@@ -49,6 +51,8 @@ def run(
     `method` is a ready one (`coterie.method("ifca", k=3)`) or the name of one, which then has its own defaults.
     `task` says what is learnt where the targets leave that open, `loss` what is minimised (a name, or a function
     (output, target) that returns the mean over a batch) if not the usual loss of the task.
+    `metric` is what the run is judged by: a name such as "f1", a function (prediction, target) that returns a number of
+    which more is better, or `coterie.Metric(name, function, lower_is_better=True)`.
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
     same state, bit for bit, as a run that was never interrupted.
     """
@@ -61,6 +65,7 @@ def run(
         ),
         out=None if out is None else Path(out),
         loss=loss,
+        metric=metric,
         faults=faults,
         engine=engine,
         view=Views(view, ReportWriter()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coterie.core.errors import CoterieError, NothingLearnt
+from coterie.core.measures import MEASURES, Measure, measure_of, score_of
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import check, config_of, defaults_of, execute, population_of, rated, resume
 from coterie.runs.folder import RunFolder
 from coterie.runs.records import CONFIG_FILE, RESULT_FILE, read_metrics
+from coterie.runs.standing import known
 from coterie.runs.view import View
 
 
@@ -59,7 +62,7 @@ def compare(
     Runs that are finished in `out` are kept and half-finished ones resumed, so an interrupted comparison goes on where
     it stopped. A run that learns nothing is named in the report and at the end, and the others go on.
     """
-    check_target(target)
+    check_target(target, configs[0].task)
     if (out / CONFIG_FILE).exists():
         raise CoterieError(f"{out} holds a single run; choose another --out for the comparison.")
     _check_own(configs, seeds, out)
@@ -90,10 +93,13 @@ def compare(
     return rows
 
 
-def check_target(target: float | None) -> None:
-    """Refuse an accuracy that cannot be reached."""
-    if target is not None and not 0 < target <= 1:
-        raise CoterieError(f"The target accuracy must lie in (0, 1], not {target}.")
+def check_target(target: float | None, task: str = "auto") -> None:
+    """Refuse a score that cannot be reached."""
+    if target is not None and not 0 < target <= (math.inf if task == "regression" else 1):
+        what = (
+            "The target must be a score above 0" if task == "regression" else "The target accuracy must lie in (0, 1]"
+        )
+        raise CoterieError(f"{what}, not {target}.")
 
 
 def compared(
@@ -193,16 +199,26 @@ def once(config: RunConfig, seed: int, folder: Path, view: View) -> dict[str, An
 def summary(method: str, runs: Sequence[tuple[Path, dict[str, Any]]], target: float | None) -> dict[str, Any]:
     """One line of the comparison: means over seeds, and what reaching the target accuracy cost."""
     results = [result for _, result in runs]
-    accuracy = [result["accuracy"] for result in results]
-    reached = [_reached(folder, target) for folder, _ in runs] if target is not None else []
+    measure = measure_of(results[0])
+    scores = known([score_of(result) for result in results])
+    accuracy = known([result["accuracy"] for result in results])
+    reached = [_reached(folder, target, measure) for folder, _ in runs] if target is not None else []
     everyone = bool(reached) and all(cost is not None for cost in reached)
     costs = [cost for cost in reached if cost is not None] if everyone else []
     return {
         "method": method,
         "runs": len(runs),
-        "accuracy_mean": statistics.fmean(accuracy),
+        "metric": measure.name,
+        "lower_is_better": measure.lower_is_better,
+        "score_mean": _mean_known(scores),
+        "score_sd": statistics.stdev(scores) if len(scores) > 1 else None,
+        "finetuned_mean": _mean_known([result.get("finetuned_score") for result in results]),
+        "floor_mean": _mean_known([result.get("floor") for result in results]),
+        "metrics": {name: _mean_known([one.get("metrics", {}).get(name) for one in results]) for name in MEASURES},
+        "accuracy_mean": _mean_known(accuracy),
         "accuracy_sd": statistics.stdev(accuracy) if len(accuracy) > 1 else None,
-        "worst_mean": statistics.fmean(result["worst_accuracy"] for result in results),
+        "finetuned_accuracy_mean": _mean_known([result.get("finetuned_accuracy") for result in results]),
+        "worst_mean": _mean_known([score_of(result, worst=True) for result in results]),
         "ari_mean": _mean_known([result["ari"] for result in results]),
         "n_clusters_mean": _mean_known([result["n_clusters"] for result in results]),
         "bytes_down": statistics.fmean(result["bytes_down"] for result in results),
@@ -216,10 +232,11 @@ def summary(method: str, runs: Sequence[tuple[Path, dict[str, Any]]], target: fl
     }
 
 
-def _reached(folder: Path, target: float) -> tuple[float, float] | None:
-    """Rounds and bytes until the mean accuracy first reached the target, or None if it never did."""
+def _reached(folder: Path, target: float, measure: Measure) -> tuple[float, float] | None:
+    """Rounds and bytes until the mean score first reached the target, or None if it never did."""
     for row in read_metrics(folder):
-        if row["accuracy"] is not None and row["accuracy"] >= target:
+        score = score_of(row)
+        if score is not None and measure.at_least(score, target):
             return row["round"], row["bytes_down"] + row["bytes_up"]
     return None
 

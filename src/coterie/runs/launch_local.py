@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.interrupts import pause
+from coterie.core.measures import Measure, measure_of
 from coterie.core.notes import Note
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import check_name
@@ -27,6 +28,7 @@ from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.peer import PeerOptions, peer_method
 from coterie.runs.records import METRICS, RESULT_FILE, read_metrics
 from coterie.runs.result import Result
+from coterie.runs.standing import Standing, Values, known, mean_known
 from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.2
@@ -147,13 +149,12 @@ def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId], vi
     """The result of a whole network, from the folders of its peers."""
     results = peer_results(folder.path, names)
     ended = list(results)
-    accuracy = {name: result["per_client_accuracy"][0] for name, result in results.items()}
-    known = [value for value in accuracy.values() if value is not None]
+    standing = _together([results[name] for name in ended])
     clusters = _communities(config, folder.path, ended)
     rows = [read_metrics(folder.path / "peers" / name) for name in ended]
     folder.log_event("start", method=config.method, scenario=config.subject, rounds=config.rounds, seed=config.seed)
     for moment in zip(*rows, strict=False):
-        row = _mean_row(moment)
+        row = _mean_row(moment, standing.measure)
         folder.log_event("round", **row, log={})
         folder.log_metrics(row)
     result = Result(
@@ -162,8 +163,7 @@ def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId], vi
         seed=config.seed,
         rounds=config.rounds,
         clients=len(names),
-        accuracy=sum(known) / len(known) if known else 0.0,
-        worst_accuracy=min(known, default=0.0),
+        **standing.result(None),
         clusters=clusters,
         n_clusters=None if clusters is None else len(set(clusters)),
         ari=None,
@@ -171,11 +171,10 @@ def together(config: RunConfig, folder: RunFolder, names: Sequence[ClientId], vi
         seconds=max(result["seconds"] for result in results.values()),
         client_ids=ended,
         truth=None,
-        per_client_accuracy=[accuracy[name] for name in ended],
         engine="peers over zenoh",
         title=chosen_method(config.method).title,
     )
-    folder.log_event("end", accuracy=result.accuracy, seconds=result.seconds)
+    folder.log_event("end", metric=result.metric, score=result.score, seconds=result.seconds)
     folder.write(RESULT_FILE, result.to_json().encode())
     view.finished(result, folder.path)
     return result
@@ -196,14 +195,36 @@ def _communities(config: RunConfig, path: Path, names: Sequence[ClientId]) -> li
     return [int(label) for label in communities(*edges_of(names, rows), len(names))]
 
 
-def _mean_row(moment: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _together(results: Sequence[Mapping[str, Any]]) -> Standing:
+    """How all peers stand, from the results of the single ones."""
+
+    def column(name: str) -> Values:
+        return [value for result in results for value in result[name]]
+
+    return Standing(
+        results[0]["task"],
+        measure_of(results[0]),
+        column("per_client_accuracy"),
+        column("per_client_score"),
+        {
+            name: [result["per_client_metrics"][name][0] for result in results]
+            for name in results[0]["per_client_metrics"]
+        },
+        column("per_client_floor"),
+        column("per_client_finetuned_accuracy"),
+        column("per_client_finetuned_score"),
+    )
+
+
+def _mean_row(moment: Sequence[dict[str, Any]], measure: Measure) -> dict[str, Any]:
     """One round of all peers: accuracies averaged, bytes added up."""
     row: dict[str, Any] = dict.fromkeys(METRICS)
     row["round"] = int(moment[0]["round"])
-    known = [one["accuracy"] for one in moment if one["accuracy"] is not None]
+    for name in ("accuracy", "score"):
+        row[name] = mean_known([one.get(name) for one in moment])
+    row["worst_accuracy"] = min(known([one["accuracy"] for one in moment]), default=None)
+    row["worst_score"] = measure.worst(known([one.get("score") for one in moment]))
     losses = [one["loss"] for one in moment if one["loss"] is not None]
-    row["accuracy"] = sum(known) / len(known) if known else None
-    row["worst_accuracy"] = min(known, default=None)
     row["loss"] = sum(losses) / len(losses) if losses else None
     for key in _ADDED:
         row[key] = int(sum(one[key] or 0 for one in moment))

@@ -12,6 +12,7 @@ from torch import nn
 
 from coterie.core import devices
 from coterie.core.errors import CoterieError
+from coterie.core.metrics import Metric, MetricFn
 from coterie.core.samples import Population
 from coterie.core.settings import changed_fields, to_toml
 from coterie.core.task import LossChoice, LossFn, Task
@@ -38,6 +39,7 @@ def simulate(
     *,
     out: Path | None = None,
     loss: LossChoice | LossFn = "auto",
+    metric: str | Metric | MetricFn = "auto",
     faults: Faults | None = None,
     engine: EngineOptions | None = None,
     view: View | None = None,
@@ -53,7 +55,7 @@ def simulate(
     if not len(population.ids):
         raise CoterieError("There are no clients; a federation needs at least one.")
     faults, engine, views = faults or Faults(), engine or EngineOptions(), Views(view)
-    task = Task.of(model, population, task=options.task, loss=loss, dtype=options.torch_dtype)
+    task = Task.of(model, population, task=options.task, loss=loss, metric=metric, dtype=options.torch_dtype)
     device = devices.chosen(engine.device)
     task = dataclasses.replace(task, use_kernel=engine.kernel, device=device, precision=engine.precision)
     for remark in remarks(population) if is_own(population) else ():
