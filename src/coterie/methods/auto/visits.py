@@ -69,16 +69,18 @@ def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
         elif question and client in question.part and client not in question.gain and left >= 1:
             plan.voters.append(client)
             left -= 1
-        elif _looks(state.looks.get(client), known, FIRST_LOOKS if groups == 1 else AGAIN):
+        elif _looks(state.looks.get(client), known, whole=groups == 1):
             plan.lookers.append(client)
         else:
             plan.others.append(client)
     return plan
 
 
-def _looks(look: Look | None, known: Known | None, least: int) -> bool:
+def _looks(look: Look | None, known: Known | None, *, whole: bool) -> bool:
     """Whether a client looks at this visit: until its group can be asked, and now and then."""
-    return known is None or look is None or look.count < least or known.visits % LOOK_EVERY == LOOK_EVERY - 1
+    if known is None or look is None or (whole and known.visits < FIRST_LOOKS):
+        return True
+    return look.count < AGAIN or known.visits % LOOK_EVERY == LOOK_EVERY - 1
 
 
 def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
