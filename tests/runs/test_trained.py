@@ -144,6 +144,19 @@ def test_a_model_is_a_module_that_normalises(digits: OwnPopulation, tmp_path: Pa
     assert torch.allclose(model(x), answer, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", [made("ditto"), made("fedavg", personalise="finetune"), made("local")])
+def test_a_model_that_is_on_a_device_alone_is_not_replaced_by_another(
+    method: Any, digits: OwnPopulation, tmp_path: Path
+) -> None:
+    """What a server keeps of such a run: the common model, but none that a client uses."""
+    run = used(method, digits, tmp_path / "run")
+    for file in (run.path / "models").glob("client-*"):
+        file.unlink()
+    (run.path / "kind.txt").write_text("served run\n")
+    with pytest.raises(CoterieError, match="is on its own device and not in"):
+        coterie.load(run.path, model=small_net).model("c1")
+
+
 def test_more_clients_than_were_evaluated(digits: OwnPopulation, tmp_path: Path) -> None:
     """Three of nine are evaluated; the others' groups are those that the server knows."""
     run = used(made("fedsem"), digits, tmp_path / "run", evaluate_clients=3)

@@ -183,6 +183,11 @@ class RoundMethod(ABC, Generic[S]):
     """Whether there is a trained model for a client that has never taken part."""
 
     @property
+    def keeps_models(self) -> bool:
+        """Whether clients use models that no server has."""
+        return self.training.personalise == "finetune"
+
+    @property
     @abstractmethod
     def name(self) -> str:
         """The method's name on the command line and in checkpoints."""

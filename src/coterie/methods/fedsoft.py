@@ -17,7 +17,7 @@ from coterie.core.federation import Federation, on_client
 from coterie.core.panels import Panel, Table
 from coterie.core.rng import key64
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, concat, count, mix, spread, take
+from coterie.core.states import Stack, State, concat, count, mix, row, spread, take
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import ServesClusters
@@ -157,6 +157,11 @@ class FedSoft(ServesClusters[SoftClusters]):
         equal = torch.full((count(state.models),), 1 / count(state.models))
         weights = torch.stack([state.weights.get(client, equal) for client in ids]).double()
         return mix(weights / weights.sum(1, keepdim=True), state.models), list(range(len(ids)))
+
+    def model_of(self, state: SoftClusters, client: ClientId, group: int | None) -> State:
+        """Its mixture, and not the model of the group in which its weight is largest."""
+        models, rows = self.model_for(state, [client])
+        return row(models, rows[0])
 
     def admit(self, state: SoftClusters, fed: Federation, new: Sequence[ClientId]) -> SoftClusters:
         """Newcomers weigh the centres once."""

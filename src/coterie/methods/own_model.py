@@ -39,6 +39,11 @@ class OwnModelMethod(ServerMethod[B], Generic[B]):
 
     serves_newcomers: ClassVar[bool] = False
 
+    @property
+    def keeps_models(self) -> bool:
+        """Always: each client has its own."""
+        return True
+
     def ask_about_models(
         self, state: B, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
     ) -> Replies[A]:

@@ -22,6 +22,11 @@ from coterie.methods.served import Use, use
 class PersonalMethod(FedAvg):
     """A common model, the mean of those that clients send; beside it each client makes one that it uses."""
 
+    @property
+    def keeps_models(self) -> bool:
+        """Always: each client has its own."""
+        return True
+
     def weights(self, size: Tensor) -> Tensor:
         """What each client's model weighs in the average; by default its number of samples."""
         return size

@@ -150,9 +150,14 @@ class TrainedRun:
     def model(self, client: ClientId) -> ReadyModel:
         """The trained network that a client uses; it takes inputs as the client has them."""
         self._check(client)
-        ready = load_model(self._file(client), self._network)
-        group = self.groups.get(client)
-        ready.network = self._method.ready(ready.network, self._state, group, self.result.seed)
+        method, group, own = self._method, self.groups.get(client), self._own_file(client)
+        if own is None:
+            form, state = self._form, method.model_of(self._state, client, group)
+            network = filled(self._network, state, f"the model of {client}").to(self._dtype)
+            ready = ReadyModel(network, form.normalise, form.target_scale)
+        else:
+            ready = load_model(own, self._network)
+        ready.network = method.ready(ready.network, self._state, group, self.result.seed)
         return ready.eval()
 
     def predict(self, client: ClientId, x: Any) -> npt.NDArray[Any]:
@@ -277,23 +282,16 @@ class TrainedRun:
     def _files(self) -> list[Path]:
         return sorted((self.path / "models").glob("*.safetensors"))
 
-    def _file(self, client: ClientId) -> Path:
-        """The file of the model that a client uses."""
-        models = self.path / "models"
-        group = self.groups.get(client)
-        names = [f"client-{client}", *([f"cluster-{group}"] if group is not None else []), "global", "network"]
-        places = [models / f"{percent_encoded(name, safe='')}.safetensors" for name in names]
-        found = next((place for place in places if place.is_file()), None)
-        if found is not None:
-            return found
-        files = self._files()
-        if len(files) == 1:
-            return files[0]
-        if self._folder.kind is RunKind.SERVED:
+    def _own_file(self, client: ClientId) -> Path | None:
+        """The file of a model that is this client's alone; None where it uses one that the server has."""
+        file = self.path / "models" / f"{percent_encoded(f'client-{client}', safe='')}.safetensors"
+        if file.is_file():
+            return file
+        if self._folder.kind is RunKind.SERVED and self._method.keeps_models:
             raise CoterieError(
                 f"The model of client {client} is on its own device and not in {self.path}; the server never had it."
             )
-        raise CoterieError(f"{self.path} holds no model of client {client}; run it again into a new folder.")
+        return None
 
     def _check(self, client: ClientId) -> None:
         """Refuse a client that the run did not have; of more than were evaluated not all names are known."""
