@@ -70,14 +70,8 @@ class FedCG(Settings):
         joined = self.graph != "eye" or self.w != "none" or self.sigma != "none"
         adjacency = None if self.graph == "eye" else fixed_adjacency(first, self.domains, self.beta)
         graph = Graph(adjacency, self.w, self.sigma, self.bottleneck, self.rank, self.w_limit) if joined else None
-        return fedcg(
-            base,
-            domains=self.domains,
-            layers=self.layers,
-            graph=graph,
-            scale=self.scale if self.agnostic else None,
-            start=self.start,
-        )
+        scale = self.scale if self.agnostic else None
+        return fedcg(base, domains=self.domains, layers=self.layers, graph=graph, scale=scale, start=self.start)
 
     @property
     def needs_groups(self) -> bool:

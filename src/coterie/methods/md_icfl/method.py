@@ -23,23 +23,16 @@ from coterie.core.federation import Federation, Nothing, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientId
-from coterie.core.states import Picked, Stack, concat, spread, stack, take
+from coterie.core.states import Picked, Stack, spread, take
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import cluster_sizes, distinct_starts
-from coterie.methods.md_icfl.distance import (
-    Readings,
-    known_shares,
-    label_shares,
-    nearest,
-    own_outputs,
-    read_samples,
-    weighted,
-)
+from coterie.methods.md_icfl.distance import Readings, known_shares, label_shares, nearest, own_outputs, read_samples
+from coterie.methods.md_icfl.introductions import introduced
 from coterie.methods.md_icfl.messages import Brightness, ClassDistances, Distanced, Identity, Introduction, Seeds
 from coterie.methods.md_icfl.newcomers import with_newcomers
 from coterie.methods.md_icfl.panels import sample_panels
 from coterie.methods.md_icfl.samplers import PseudoData, brightness, pseudo_data, sample_loss
-from coterie.methods.md_icfl.second_look import doubts_after, looked_again, neutral_start
+from coterie.methods.md_icfl.second_look import open_clients, second_look, with_neutral
 from coterie.methods.md_icfl.seeding import seeding_round
 from coterie.methods.md_icfl.settings import Settings
 
@@ -63,19 +56,19 @@ class MDICFL(Settings):
             )
         shared = self.start == "shared"
         models = spread(fed.task.init(fed.seed), self.k) if shared else distinct_starts(fed, self.k)
-        return Distanced(models, {}, {}, {}, Seeds({}, {}) if self._seeded else None)
+        return Distanced(models, {}, {}, {}, Seeds({}, {}) if self.seeded else None)
 
     def step(self, state: Distanced, fed: Federation) -> tuple[Distanced, Log]:
         """One round: of our seeding while there are no clusters yet, then lines 3 to 12 of Algorithm 1 or 2."""
         ids = fed.sample(self.fraction)  # line 4
-        again = self._looked_at_again(state, fed, ids)
-        state = self.introduced(state, fed, ids, again)
+        again = open_clients(self, state, fed, ids)
+        state = introduced(self, state, fed, ids, again)
         if state.seeds:
             return seeding_round(self, state, fed, ids)
-        if self._seeded and state.cluster:  # a client without a cluster waits for a look
+        if self.seeded and state.cluster:  # a client without a cluster waits for a look
             ids = tuple(client for client in ids if client in state.cluster or client in again)
         before = {client: self.present_cluster(state, fed, client) for client in ids}
-        starts = self._with_neutral(state, fed) if again else state.models
+        starts = with_neutral(state, fed) if again else state.models
         rows = {client: self.k if client in again else place for client, place in before.items()}
         replies, made = self._train_and_sample(state, fed, starts, rows)
         replies = self.usable(fed, replies, Picked(starts, _places(replies.ids, rows)))
@@ -107,11 +100,11 @@ class MDICFL(Settings):
         trusted: bool,
     ) -> tuple[dict[ClientId, int], Distanced]:
         """Lines 9 and 10: s_i of everybody in the paper; of those who are looked at again where clusters are seeded."""
-        if not self._seeded:
+        if not self.seeded:
             return self.nearest_clusters(state, fed, ids, readings.distances), state
         open_ = [client for client in ids if client in again and (trusted or client not in state.cluster)]
         found = self.nearest_clusters(state, fed, open_, readings.distances[_index(ids, open_)])
-        return self._second_look(state, fed, found, ids, readings, trusted)
+        return second_look(self, state, fed, found, ids, readings, trusted)
 
     def _averaged(
         self,
@@ -131,65 +124,6 @@ class MDICFL(Settings):
         sent = Picked(state.models, _places(replies.ids, before)[counted])
         groups = _places(replies.ids, chosen)[counted]
         return combined(self.aggregate, trained, weights, groups, state.models, sent)
-
-    @property
-    def _seeded(self) -> bool:
-        return self.seeding != "none" and self.k > 1
-
-    def _looked_at_again(self, state: Distanced, fed: Federation, ids: Sequence[ClientId]) -> list[ClientId]:
-        """Ours: whose cluster is open once there are clusters: who was never met, and who does not fit (any more)."""
-        if not self._seeded or state.samples is None or fed.round < state.held:
-            return []
-        return [client for client in ids if client not in state.cluster or client in state.doubts.doubted]
-
-    def _with_neutral(self, state: Distanced, fed: Federation) -> Stack:
-        """The cluster models and, as row K, the model that clients begin with who are looked at again."""
-        assert state.samples is not None
-        start = neutral_start(fed.task, fed.task.init(fed.seed), state.models, state.cluster, state.samples)
-        return concat([state.models, stack([start])])
-
-    def _second_look(
-        self,
-        state: Distanced,
-        fed: Federation,
-        found: Mapping[ClientId, int],
-        ids: Sequence[ClientId],
-        readings: Readings,
-        trusted: bool,
-    ) -> tuple[dict[ClientId, int], Distanced]:
-        """Ours: what those who were looked at again do now, and whom the distances of the others cast doubt on."""
-        shares = known_shares(state.labels, ids, fed.task.classes)  # under strong privacy all classes count alike
-        far = dict(zip(ids, weighted(readings.distances, shares), strict=True))
-        moves, doubts = looked_again(state, found, far if self.privacy == "weak" else {}, self.margin)
-        state = replace(state, doubts=doubts)
-        at_home = [
-            client for client in ids if client in state.cluster and client not in doubts.doubted and client not in found
-        ]
-        if not trusted or not at_home or fed.round < state.held:
-            return moves, state
-        own = torch.stack([far[client] for client in at_home])
-        return moves, replace(state, doubts=doubts_after(state, at_home, own, self.doubt, self.margin))
-
-    def introduced(
-        self, state: Distanced, fed: Federation, ids: Sequence[ClientId], again: Sequence[ClientId] = ()
-    ) -> Distanced:
-        """Have first-time participants say what the server may know of them: p_i(y) (line 6), the prior's mean.
-
-        Ours: under weak privacy clients that are looked at again say it again, since their data may have changed.
-        """
-        known = state.labels if self.privacy == "weak" else state.means
-        repeated = set(again) if self.privacy == "weak" else set()
-        new = [client for client in ids if client not in known or client in repeated]
-        if self.k == 1 or not new or (self.privacy == "strong" and self.prior_mean is not None):
-            return state
-        if self.privacy == "strong":
-            shown = fed.ask(self.show_brightness, new, same=Nothing())
-            return state if not shown.value else replace(state, means=_with(state.means, shown.ids, shown.value.mean))
-        told = fed.ask(self.introduce, new, same=Nothing())
-        if told.value is None:
-            return state
-        means, labels = _with(state.means, told.ids, told.value.mean), _with(state.labels, told.ids, told.value.labels)
-        return replace(state, means=means, labels=labels)
 
     def present_cluster(self, state: Distanced, fed: Federation, client: ClientId) -> int:
         """s_i at the start of the round; a random cluster the first time (line 1)."""
@@ -258,10 +192,6 @@ def _index(ids: Sequence[ClientId], some: Sequence[ClientId]) -> Tensor:
 
 def _places(ids: Sequence[ClientId], places: Mapping[ClientId, int]) -> Tensor:
     return torch.tensor([places[client] for client in ids], dtype=torch.int64)
-
-
-def _with(known: dict[str, Tensor], ids: Sequence[ClientId], values: Tensor) -> dict[str, Tensor]:
-    return {**known, **{client: values[i].clone() for i, client in enumerate(ids)}}
 
 
 def _own_shares(c: Cohort) -> Tensor:

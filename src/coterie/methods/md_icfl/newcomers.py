@@ -11,6 +11,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import stack
 from coterie.methods.base import Models
 from coterie.methods.md_icfl.distance import read_samples
+from coterie.methods.md_icfl.introductions import introduced
 from coterie.methods.md_icfl.messages import Distanced
 from coterie.methods.md_icfl.second_look import neutral_start
 
@@ -27,7 +28,7 @@ def with_newcomers(method: MDICFL, state: Distanced, fed: Federation, new: Seque
     new = [client for client in new if client not in state.cluster]
     if method.k == 1 or state.seeds or not state.cluster or not new or fed.round < state.held:
         return state  # there is one model, or there are no clusters yet
-    state = method.introduced(state, fed, new)
+    state = introduced(method, state, fed, new)
     samples = method.pseudo_data(state, fed).samples if state.samples is None else state.samples
     models, rows = state.models, [method.present_cluster(state, fed, client) for client in new]
     if method.start == "shared":

@@ -13,15 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log
 from statistics import median
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, State, count, mean, stack
+from coterie.core.states import Stack, State, concat, count, mean, stack
 from coterie.core.task import Task
-from coterie.methods.md_icfl.distance import read_samples
+from coterie.methods.md_icfl.distance import Readings, known_shares, read_samples, weighted
 from coterie.methods.md_icfl.messages import Distanced, Doubts
+
+if TYPE_CHECKING:
+    from coterie.methods.md_icfl.method import MDICFL
 
 NEVER_MEASURED = -99.0
 """The logarithm of a distance that is below any real one: a client that was doubted without a measurement."""
@@ -114,3 +119,40 @@ def _usual_limit(known: Mapping[str, float], cluster: Mapping[str, int], place: 
 def _again(doubts: Doubts, client: ClientId) -> float:
     """What a client that was cleared once must be beyond to be doubted again."""
     return doubts.cleared.get(client, NEVER_MEASURED) + _LEAST_TIMES
+
+
+def open_clients(method: MDICFL, state: Distanced, fed: Federation, ids: Sequence[ClientId]) -> list[ClientId]:
+    """Ours: whose cluster is open once there are clusters: who was never met, and who does not fit (any more)."""
+    if not method.seeded or state.samples is None or fed.round < state.held:
+        return []
+    return [client for client in ids if client not in state.cluster or client in state.doubts.doubted]
+
+
+def with_neutral(state: Distanced, fed: Federation) -> Stack:
+    """The cluster models and, as row K, the model that clients begin with who are looked at again."""
+    assert state.samples is not None
+    start = neutral_start(fed.task, fed.task.init(fed.seed), state.models, state.cluster, state.samples)
+    return concat([state.models, stack([start])])
+
+
+def second_look(
+    method: MDICFL,
+    state: Distanced,
+    fed: Federation,
+    found: Mapping[ClientId, int],
+    ids: Sequence[ClientId],
+    readings: Readings,
+    trusted: bool,
+) -> tuple[dict[ClientId, int], Distanced]:
+    """Ours: what those who were looked at again do now, and whom the distances of the others cast doubt on."""
+    shares = known_shares(state.labels, ids, fed.task.classes)  # under strong privacy all classes count alike
+    far = dict(zip(ids, weighted(readings.distances, shares), strict=True))
+    moves, doubts = looked_again(state, found, far if method.privacy == "weak" else {}, method.margin)
+    state = replace(state, doubts=doubts)
+    at_home = [
+        client for client in ids if client in state.cluster and client not in doubts.doubted and client not in found
+    ]
+    if not trusted or not at_home or fed.round < state.held:
+        return moves, state
+    own = torch.stack([far[client] for client in at_home])
+    return moves, replace(state, doubts=doubts_after(state, at_home, own, method.doubt, method.margin))

@@ -111,6 +111,11 @@ class Settings(PaperSettings):
         )
         self._require(self.seeding == "none" or self.start == "shared", "start", "be shared where clusters are seeded")
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the first clusters are found by our seeding."""
+        return self.seeding != "none" and self.k > 1
+
     def weights(self, replies: Trained) -> Tensor:
         """What each client counts in a mean: its samples, or (the paper) 1."""
         return replies.size if self.weighting == "samples" else torch.ones_like(replies.size)
