@@ -22,12 +22,7 @@ from coterie.report.observers import with_report
 from coterie.report.results import print_compare_table, print_result
 from coterie.runs.compare import SomeFailed
 from coterie.runs.compare import compare as compare_all
-from coterie.runs.config import (
-    RunConfig,
-    ScenarioConfig,
-    merge,
-    read_tables,
-)
+from coterie.runs.config import RunConfig, ScenarioConfig, merge, read_tables
 from coterie.runs.options import check_seed
 from coterie.runs.view import View
 

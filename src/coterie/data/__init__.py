@@ -1,12 +1,6 @@
 """Data: named scenarios, the user's own data, and what every client of a population looks like."""
 
-from coterie.core.samples import (
-    ClientData,
-    ClientId,
-    Normalise,
-    Population,
-    Samples,
-)
+from coterie.core.samples import ClientData, ClientId, Normalise, Population, Samples
 
 from .adapters import from_datasets, from_frames, from_table
 from .build import build

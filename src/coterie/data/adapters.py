@@ -133,11 +133,7 @@ def _from_tables(tables: Mapping[ClientId, Table], options: TableOptions) -> Own
     encoded = encode(tables, how, options.get("seed", 0))
     made = from_arrays(encoded.arrays, **unwrapped(options))
     return described(
-        made,
-        columns=encoded.columns,
-        target=",".join(encoded.targets),
-        client=how.client or "",
-        missing=how.missing,
+        made, columns=encoded.columns, target=",".join(encoded.targets), client=how.client or "", missing=how.missing
     )
 
 

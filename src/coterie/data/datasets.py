@@ -100,16 +100,8 @@ _DATASETS = (
         "download usps.bz2 and usps.t.bz2 (LIBSVM Data, www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets)",
         read_usps,
     ),
-    Dataset(
-        "svhn",
-        "download SVHN's train_32x32.mat and test_32x32.mat (ufldl.stanford.edu/housenumbers)",
-        read_svhn,
-    ),
-    Dataset(
-        "sign",
-        "fetch the folder Dataset of github.com/ardamavi/Sign-Language-Digits-Dataset",
-        _read_sign,
-    ),
+    Dataset("svhn", "download SVHN's train_32x32.mat and test_32x32.mat (ufldl.stanford.edu/housenumbers)", read_svhn),
+    Dataset("sign", "fetch the folder Dataset of github.com/ardamavi/Sign-Language-Digits-Dataset", _read_sign),
 )
 
 DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _DATASETS}

@@ -48,9 +48,7 @@ def class_numbers(words: npt.NDArray[Any], names: tuple[str, ...], client: Clien
         ) from None
 
 
-def named_classes(
-    clients: Mapping[ClientId, ClientArrays],
-) -> tuple[Mapping[ClientId, ClientArrays], tuple[str, ...]]:
+def named_classes(clients: Mapping[ClientId, ClientArrays]) -> tuple[Mapping[ClientId, ClientArrays], tuple[str, ...]]:
     """The same clients with numbers for labels, and the words that the numbers stand for; none if they were numbers."""
     if not any(isinstance(a, (tuple, list)) and any(map(are_words, a[1::2])) for a in clients.values()):
         return clients, ()

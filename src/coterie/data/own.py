@@ -13,13 +13,7 @@ from torch import Tensor
 
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
-from coterie.core.samples import (
-    ClientData,
-    ClientId,
-    Normalise,
-    Population,
-    Samples,
-)
+from coterie.core.samples import ClientData, ClientId, Normalise, Population, Samples
 from coterie.core.targets import TargetScale, TaskKind, TaskName
 from coterie.core.terminal import brief
 

@@ -210,11 +210,7 @@ _SCENARIOS = (
     ),
     _md_icfl("swapped-rotated-mnist", "MNIST, rotated and a pair swapped per group (MD-ICFL)", "mnist", 1000, 3.0),
     _md_icfl(
-        "swapped-rotated-cifar10",
-        "CIFAR-10, rotated and a pair swapped per group (MD-ICFL)",
-        "cifar10",
-        5000,
-        3.0,
+        "swapped-rotated-cifar10", "CIFAR-10, rotated and a pair swapped per group (MD-ICFL)", "cifar10", 5000, 3.0
     ),
     _md_icfl(
         "swapped-rotated-fashion",

@@ -18,15 +18,7 @@ from coterie.core.task import Task
 from coterie.data.scaling import Moments, NormaliseName, channels
 from coterie.data.scaling import pooled as common_scale
 from coterie.data.schema import LONGEST_NAME, MOST_NAMES
-from coterie.deploy.boundary import (
-    LATEST,
-    Between,
-    Length,
-    Name,
-    OneOf,
-    Text,
-    blamed,
-)
+from coterie.deploy.boundary import LATEST, Between, Length, Name, OneOf, Text, blamed
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
 from coterie.models.named import builder_named

@@ -13,17 +13,7 @@ from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
 from coterie.core.panels import Heatmap, Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Picked,
-    Stack,
-    concat,
-    cosine,
-    count,
-    flat,
-    minus,
-    stack,
-    take,
-)
+from coterie.core.states import Picked, Stack, concat, cosine, count, flat, minus, stack, take
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
 

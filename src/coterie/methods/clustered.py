@@ -15,14 +15,7 @@ from coterie.core.cohort import Cohort
 from coterie.core.evaluation import losses
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Picked,
-    Stack,
-    State,
-    count,
-    row,
-    spread,
-)
+from coterie.core.states import Picked, Stack, State, count, row, spread
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 

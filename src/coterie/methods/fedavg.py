@@ -10,12 +10,7 @@ from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Stack,
-    State,
-    spread,
-    stack,
-)
+from coterie.core.states import Stack, State, spread, stack
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 

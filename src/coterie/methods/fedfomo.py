@@ -15,15 +15,7 @@ from coterie.core.evaluation import score
 from coterie.core.federation import Federation, Nothing, on_client
 from coterie.core.panels import Heatmap, Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Stack,
-    State,
-    concat,
-    flat,
-    mix,
-    row,
-    stack,
-)
+from coterie.core.states import Stack, State, concat, flat, mix, row, stack
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.own_model import OwnModelMethod

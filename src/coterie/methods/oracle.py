@@ -8,12 +8,7 @@ from typing import ClassVar
 
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    concat,
-    count,
-    row,
-    spread,
-)
+from coterie.core.states import concat, count, row, spread
 from coterie.methods.base import Log
 from coterie.methods.clustered import ClusterMethod, Clusters
 

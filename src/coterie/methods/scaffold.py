@@ -13,15 +13,7 @@ from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Stack,
-    State,
-    axpy,
-    minus,
-    spread,
-    stack,
-    zeros,
-)
+from coterie.core.states import Stack, State, axpy, minus, spread, stack, zeros
 from coterie.core.training import local_sgd, steps
 from coterie.methods.base import Log, ServerMethod
 

@@ -24,10 +24,6 @@ def autoencoder_conv(shape: Shape, classes: int) -> AutoEncoder:  # noqa: ARG001
     for inputs, outputs in ((channels, 12), (12, 24), (24, 48)):
         down += [nn.Conv2d(inputs, outputs, 4, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
     up: list[nn.Module] = []
-    for inputs, outputs, activation in (
-        (48, 24, nn.ReLU()),
-        (24, 12, nn.ReLU()),
-        (12, channels, nn.Sigmoid()),
-    ):
+    for inputs, outputs, activation in ((48, 24, nn.ReLU()), (24, 12, nn.ReLU()), (12, channels, nn.Sigmoid())):
         up += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1), nn.BatchNorm2d(outputs), activation]
     return AutoEncoder(nn.Sequential(*down), nn.Sequential(*up))

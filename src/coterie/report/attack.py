@@ -14,13 +14,7 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.errors import CoterieError
-from coterie.core.panels import (
-    Panel,
-    Table,
-    image_grid,
-    load_panels,
-    save_panels,
-)
+from coterie.core.panels import Panel, Table, image_grid, load_panels, save_panels
 from coterie.core.rng import rng
 from coterie.core.samples import Population, Samples
 from coterie.methods.embedding.autoencoder import Encoder

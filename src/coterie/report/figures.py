@@ -9,12 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from coterie.core.measures import Measure, measure_of, score_of
-from coterie.core.panels import (
-    Graph,
-    Heatmap,
-    Histogram,
-    Lines,
-)
+from coterie.core.panels import Graph, Heatmap, Histogram, Lines
 from coterie.report.formatting import method_title
 from coterie.runs.folder import RunFolder
 
@@ -258,12 +253,7 @@ def _over_seeds(
         known = [sent for _, sent in point if sent is not None]
         sent_means.append(fmean(known) if known else None)
     accuracies = [[value for value, _ in point] for point in points]
-    return (
-        rounds,
-        [fmean(values) for values in accuracies],
-        [pstdev(values) for values in accuracies],
-        sent_means,
-    )
+    return (rounds, [fmean(values) for values in accuracies], [pstdev(values) for values in accuracies], sent_means)
 
 
 def _band(

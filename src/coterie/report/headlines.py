@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coterie.core.measures import measure_of, score_of
-from coterie.report.formatting import (
-    human_bytes,
-    method_title,
-    percent,
-    plural,
-    score,
-)
+from coterie.report.formatting import human_bytes, method_title, percent, plural, score
 
 
 def run_headline(result: Mapping[str, Any]) -> str:

@@ -10,23 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.measures import Measure, capitalised, client_scores, measure_of, score_of
-from coterie.report.formatting import (
-    UNKNOWN,
-    duration,
-    human_bytes,
-    method_title,
-    number,
-    percent,
-    plural,
-    score,
-)
-from coterie.report.headlines import (
-    compare_headline,
-    compare_warnings,
-    lost_words,
-    mean_score,
-    run_headline,
-)
+from coterie.report.formatting import UNKNOWN, duration, human_bytes, method_title, number, percent, plural, score
+from coterie.report.headlines import compare_headline, compare_warnings, lost_words, mean_score, run_headline
 from coterie.runs.folder import RunFolder
 
 from . import figures

@@ -8,15 +8,7 @@ from html import escape
 from typing import Any
 
 from coterie.core.measures import client_scores, measure_of
-from coterie.core.panels import (
-    Graph,
-    Heatmap,
-    Histogram,
-    ImageGrid,
-    Lines,
-    Panel,
-    Table,
-)
+from coterie.core.panels import Graph, Heatmap, Histogram, ImageGrid, Lines, Panel, Table
 from coterie.runs.folder import RunFolder
 
 from . import figures
@@ -64,8 +56,7 @@ def contingency(result: Mapping[str, Any]) -> str:
     rows = sorted(set(truth), key=_order)
     # groups stand in the order of the true group they mostly hold, so that agreement is a diagonal
     columns = sorted(
-        set(clusters),
-        key=lambda found: (max(range(len(rows)), key=lambda at: counts[rows[at], found]), found),
+        set(clusters), key=lambda found: (max(range(len(rows)), key=lambda at: counts[rows[at], found]), found)
     )
     most = max(counts.values())
     body = []

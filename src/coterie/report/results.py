@@ -8,15 +8,7 @@ from rich.console import Console
 
 from coterie.core.measures import Measure, measure_of
 from coterie.report.fitted import FILE_WIDTH, Cell, fitted_table
-from coterie.report.formatting import (
-    UNKNOWN,
-    duration,
-    human_bytes,
-    method_title,
-    number,
-    percent,
-    score,
-)
+from coterie.report.formatting import UNKNOWN, duration, human_bytes, method_title, number, percent, score
 from coterie.report.headlines import mean_score, run_headline
 from coterie.report.rows import Row, cell, whole
 

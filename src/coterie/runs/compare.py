@@ -50,12 +50,7 @@ class ComparisonView(Protocol):
 
 
 def compare(
-    configs: Sequence[RunConfig],
-    seeds: Sequence[int],
-    out: Path,
-    view: ComparisonView,
-    *,
-    target: float | None = None,
+    configs: Sequence[RunConfig], seeds: Sequence[int], out: Path, view: ComparisonView, *, target: float | None = None
 ) -> list[dict[str, Any]]:
     """Run every configuration with every seed; write a folder per run and `compare.json`; the view writes the report.
 

@@ -18,13 +18,7 @@ from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_super
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.ports import check_free, check_port
 from coterie.deploy.protocol import Hello, RunSpec, to_text
-from coterie.deploy.server import (
-    LIMIT,
-    Hellos,
-    RemoteFederation,
-    Transport,
-    gathered,
-)
+from coterie.deploy.server import LIMIT, Hellos, RemoteFederation, Transport, gathered
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig

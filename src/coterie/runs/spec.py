@@ -14,12 +14,7 @@ from coterie.data.labels import sorted_names
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.data.schema import Column, Schema
 from coterie.deploy.boundary import check
-from coterie.deploy.protocol import (
-    Hello,
-    RunSpec,
-    pooled,
-    settings_of,
-)
+from coterie.deploy.protocol import Hello, RunSpec, pooled, settings_of
 from coterie.methods import Method
 from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig

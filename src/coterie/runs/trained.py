@@ -44,11 +44,7 @@ _NEWCOMER = "newcomer"
 
 
 def load(
-    path: Path | str,
-    model: Builder | None = None,
-    *,
-    method: Method | None = None,
-    loss: LossChoice | LossFn = "auto",
+    path: Path | str, model: Builder | None = None, *, method: Method | None = None, loss: LossChoice | LossFn = "auto"
 ) -> TrainedRun:
     """A finished run, ready for use, from its folder.
 

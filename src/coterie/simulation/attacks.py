@@ -15,14 +15,7 @@ from torch import Tensor
 
 from coterie.core.checks import largest_norm
 from coterie.core.rng import rng
-from coterie.core.samples import (
-    ClientData,
-    ClientId,
-    Normalise,
-    Population,
-    kind_of,
-    target_scale_of,
-)
+from coterie.core.samples import ClientData, ClientId, Normalise, Population, kind_of, target_scale_of
 from coterie.core.states import State
 from coterie.core.targets import TargetScale, TaskKind
 

@@ -25,12 +25,7 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.errors import CoterieError, Unfinished
-from coterie.core.jobs import (
-    Job,
-    Outcome,
-    Setting,
-    perform,
-)
+from coterie.core.jobs import Job, Outcome, Setting, perform
 from coterie.core.message import Message
 from coterie.core.notes import Note, silent
 from coterie.core.threads import use_one_thread, worker_pool

@@ -186,14 +186,7 @@ class Session:
 
 
 def join(
-    device: Device,
-    server: str,
-    security: Security,
-    *,
-    wait: float,
-    limit: int,
-    stay: bool = False,
-    note: Note = silent,
+    device: Device, server: str, security: Security, *, wait: float, limit: int, stay: bool = False, note: Note = silent
 ) -> None:
     """Take part in the runs of a server until it says goodbye; one that is away is waited for, `wait` seconds long."""
     away: float | None = None

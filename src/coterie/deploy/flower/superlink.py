@@ -87,12 +87,7 @@ class SuperLink:
     """A SuperLink that can be reached at `address` of this machine."""
 
     def __init__(
-        self,
-        address: str,
-        ca: Path | None,
-        process: subprocess.Popen[bytes] | None,
-        log: Path | None,
-        token: str = "",
+        self, address: str, ca: Path | None, process: subprocess.Popen[bytes] | None, log: Path | None, token: str = ""
     ) -> None:
         self.address, self.ca, self._process, self._log, self._token = address, ca, process, log, token
 

@@ -26,13 +26,7 @@ from coterie.deploy.boundary import blamed, checked
 from coterie.deploy.client import Device
 from coterie.deploy.flower.compat import ErrorCode
 from coterie.deploy.flower.pieces import Inbox
-from coterie.deploy.protocol import (
-    HELLO,
-    Hello,
-    Order,
-    Returned,
-    to_text,
-)
+from coterie.deploy.protocol import HELLO, Hello, Order, Returned, to_text
 
 GOODBYE, TOLD = "goodbye", "told"
 _RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
@@ -65,12 +59,7 @@ def opened(content: RecordDict) -> tuple[str, bytes]:
     return text, b"" if arrays is None else arrays[_BYTES].data
 
 
-def answer(
-    device: Device,
-    message: Message,
-    limit: int = wire.DEFAULT_LIMIT,
-    note: Note = silent,
-) -> Message:
+def answer(device: Device, message: Message, limit: int = wire.DEFAULT_LIMIT, note: Note = silent) -> Message:
     """What a client replies to a message; a refusal is carried as Flower's error. No message can end the client."""
     try:
         with blamed("This message cannot be answered"):

@@ -22,13 +22,7 @@ from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.interrupts import pause
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
-from coterie.deploy.boundary import (
-    LATEST,
-    LONGEST_TEXT,
-    blamed,
-    checked,
-    whole_number,
-)
+from coterie.deploy.boundary import LATEST, LONGEST_TEXT, blamed, checked, whole_number
 from coterie.deploy.presence import Presence
 from coterie.deploy.protocol import Hello, to_text
 from coterie.deploy.zenoh.address import Address
@@ -49,13 +43,7 @@ class PeerConnection:
     """One peer's view of the others, and its answers to them."""
 
     def __init__(
-        self,
-        name: ClientId,
-        network: str,
-        hello: Hello,
-        address: Address,
-        limit: int,
-        note: Note = silent,
+        self, name: ClientId, network: str, hello: Hello, address: Address, limit: int, note: Note = silent
     ) -> None:
         self.name, self.limit, self._note = name, limit, note
         self._identity = None if address.security is None else address.security.identity(name)

@@ -15,13 +15,7 @@ from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
 from coterie.methods.auto import personal
-from coterie.methods.auto.judgement import (
-    flat_updates,
-    has_classes,
-    parts_that_pay,
-    verdict,
-    without,
-)
+from coterie.methods.auto.judgement import flat_updates, has_classes, parts_that_pay, verdict, without
 from coterie.methods.auto.looks import with_looks
 from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Weighed
 from coterie.methods.auto.proposals import propose

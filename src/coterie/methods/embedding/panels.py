@@ -8,14 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from coterie.core.panels import (
-    Heatmap,
-    Lines,
-    Panel,
-    Table,
-    Text,
-    image_grid,
-)
+from coterie.core.panels import Heatmap, Lines, Panel, Table, Text, image_grid
 from coterie.core.samples import ClientId
 from coterie.methods.embedding.autoencoder import Encoder
 from coterie.methods.embedding.bits import Bits, unpack_bits

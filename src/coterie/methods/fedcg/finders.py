@@ -18,20 +18,8 @@ from coterie.core.errors import CoterieError
 from coterie.core.evaluation import probabilities
 from coterie.core.federation import Federation
 from coterie.core.optimiser import Optimiser
-from coterie.core.samples import (
-    ClientData,
-    ClientId,
-    Normalise,
-    Samples,
-)
-from coterie.core.states import (
-    Stack,
-    State,
-    distance,
-    flat,
-    spread,
-    stack,
-)
+from coterie.core.samples import ClientData, ClientId, Normalise, Samples
+from coterie.core.states import Stack, State, distance, flat, spread, stack
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Models

@@ -17,12 +17,7 @@ from torch.nn import functional as F
 from coterie.core.compiled import Refusal
 from coterie.core.optimiser import Updates
 from coterie.core.samples import Samples
-from coterie.core.states import (
-    Stack,
-    clone,
-    count,
-    row,
-)
+from coterie.core.states import Stack, clone, count, row
 from coterie.core.task import Task
 from coterie.methods.md_icfl.messages import Distanced
 from coterie.methods.md_icfl.settings import Settings

@@ -17,15 +17,7 @@ from torch import Tensor
 from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Stack,
-    State,
-    cosine,
-    count,
-    row,
-    spread,
-    stack,
-)
+from coterie.core.states import Stack, State, cosine, count, row, spread, stack
 from coterie.core.task import Task
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import cluster_sizes

@@ -37,8 +37,7 @@ class PaperSettings(ModelPerCluster[Distanced]):
     noise: int = field(default=16, metadata={"help": "noise inputs of the generator"})
     prior: float = field(default=0.1, metadata={"help": "strength of the prior (lambda)"})
     prior_mean: float | None = field(
-        default=None,
-        metadata={"help": "prior mean (mu) in the network's input space; none: asked of the clients once"},
+        default=None, metadata={"help": "prior mean (mu) in the network's input space; none: asked of the clients once"}
     )
 
 
@@ -93,7 +92,7 @@ class Settings(PaperSettings):
         },
     }  # fmt: skip
     scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-        "paper": {"multi-source-digits": {"epochs": 3}, **{name: {"epochs": 1} for name in _CIFAR10}},
+        "paper": {"multi-source-digits": {"epochs": 3}, **{name: {"epochs": 1} for name in _CIFAR10}}
     }
 
     def __post_init__(self) -> None:

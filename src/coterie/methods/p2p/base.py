@@ -28,13 +28,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, concat
 from coterie.core.training import local_sgd
 from coterie.methods.base import LocalTraining
-from coterie.methods.p2p.topology import (
-    NO_PEER,
-    Keys,
-    Topology,
-    draw,
-    peer_key,
-)
+from coterie.methods.p2p.topology import NO_PEER, Keys, Topology, draw, peer_key
 
 N = TypeVar("N")
 

@@ -13,26 +13,10 @@ from coterie.core import wire
 from coterie.core.federation import Arrival, Federation, PeerNetwork
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId
-from coterie.core.states import (
-    Stack,
-    concat,
-    count,
-    row,
-    take,
-)
-from coterie.methods.p2p.base import (
-    Answers,
-    Inbox,
-    PeerView,
-    Request,
-)
+from coterie.core.states import Stack, concat, count, row, take
+from coterie.methods.p2p.base import Answers, Inbox, PeerView, Request
 from coterie.methods.p2p.network_state import Network
-from coterie.methods.p2p.topology import (
-    as_rows,
-    draw,
-    members,
-    peer_keys,
-)
+from coterie.methods.p2p.topology import as_rows, draw, members, peer_keys
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.methods.p2p.base import (
-    Inbox,
-    PeerMethod,
-    PeerView,
-    Request,
-    renewed,
-)
+from coterie.methods.p2p.base import Inbox, PeerMethod, PeerView, Request, renewed
 from coterie.methods.p2p.topology import NO_PEER, as_rows, members
 
 

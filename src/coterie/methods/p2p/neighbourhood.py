@@ -10,15 +10,7 @@ from torch import Tensor
 
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation
-from coterie.core.panels import (
-    Edge,
-    Graph,
-    Heatmap,
-    Histogram,
-    Lines,
-    Node,
-    Panel,
-)
+from coterie.core.panels import Edge, Graph, Heatmap, Histogram, Lines, Node, Panel
 from coterie.core.samples import ClientId
 from coterie.methods.p2p.topology import NO_PEER, peer_keys
 

@@ -13,13 +13,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State
 from coterie.methods.p2p.base import Inbox
 from coterie.methods.p2p.neighbourhood import Moment
-from coterie.methods.p2p.topology import (
-    NO_PEER,
-    Keys,
-    as_rows,
-    members,
-    peer_keys,
-)
+from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, members, peer_keys
 
 LARGEST_PICTURE = 256
 """Networks of at most so many peers keep a record of who aggregated whom."""

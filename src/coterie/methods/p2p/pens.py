@@ -12,22 +12,9 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.methods.p2p.base import (
-    Inbox,
-    PeerMethod,
-    PeerView,
-    Request,
-    best,
-    only,
-    renewed,
-)
+from coterie.methods.p2p.base import Inbox, PeerMethod, PeerView, Request, best, only, renewed
 from coterie.methods.p2p.similarity import by_loss
-from coterie.methods.p2p.topology import (
-    NO_PEER,
-    Keys,
-    as_rows,
-    members,
-)
+from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, members
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,9 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.methods.p2p.base import (
-    Inbox,
-    PeerView,
-    Request,
-    best,
-    only,
-    renewed,
-)
+from coterie.methods.p2p.base import Inbox, PeerView, Request, best, only, renewed
 from coterie.methods.p2p.similarity import by_loss
-from coterie.methods.p2p.topology import (
-    NO_PEER,
-    Keys,
-    as_rows,
-    draw,
-    members,
-)
+from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, draw, members
 from coterie.methods.panm.matching import confident, matched, same_group
 from coterie.methods.panm.settings import Matching, Settings
 from coterie.methods.panm.similarity import by_direction

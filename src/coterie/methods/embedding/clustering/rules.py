@@ -13,14 +13,7 @@ from coterie.core.rng import key64
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.embedding.clustering.mixture import groups_by_mixture
 from coterie.methods.embedding.clustering.split_half import Bits, groups_by_halves
-from coterie.methods.embedding.clustering.ward import (
-    Floats,
-    Ints,
-    Tree,
-    silhouettes,
-    squared_distances,
-    ward,
-)
+from coterie.methods.embedding.clustering.ward import Floats, Ints, Tree, silhouettes, squared_distances, ward
 
 _KAPPA = 2.576
 """How much the upper confidence bound of Bayesian optimisation adds for not knowing."""

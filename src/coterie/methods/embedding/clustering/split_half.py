@@ -16,12 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.rng import rng
-from coterie.methods.embedding.clustering.ward import (
-    Floats,
-    Ints,
-    squared_distances,
-    ward,
-)
+from coterie.methods.embedding.clustering.ward import Floats, Ints, squared_distances, ward
 
 Bits = NDArray[np.uint8]
 
