@@ -304,7 +304,7 @@ def test_a_damaged_checkpoint(coterie: Command, refused: Callable[..., str], tmp
         "",
         "[]",
         text[:-5],
-        text.replace('"next_round": 1', '"next_round": "one"'),
+        text.replace('"next_round": 0', '"next_round": "none"'),
         text.replace("0.", "x"),
     ):
         latest.write_text(damage)
@@ -333,7 +333,7 @@ def test_a_model_that_nobody_can_judge(coterie: Command, tmp_path: Path, monkeyp
         nothing = torch.full((len(c),), torch.nan, dtype=torch.float64)
         return Scores(nothing, torch.zeros(len(c), dtype=torch.float64), torch.ones(len(c), dtype=torch.float64))
 
-    monkeypatch.setattr("coterie.methods.base.evaluate", spoilt)
+    monkeypatch.setattr("coterie.methods.served.evaluate", spoilt)
     said = coterie("run", "fedavg", *SMALL, "--out", tmp_path / "run")
     assert said.code == 2
     assert said.err.strip() == "coterie: fedavg: every client's loss is NaN or infinite; try a smaller lr."

@@ -156,7 +156,7 @@ def test_without_a_command_there_is_help(coterie: Command) -> None:
     ("command", "argument"),
     [
         (["compare"], "METHODS...  two or more names of `coterie list methods`  [required]"),
-        (["resume"], "FOLDER  folder of an interrupted run  [required]"),
+        (["resume"], "FOLDER  folder of an interrupted run, or with --rounds of a finished one  [required]"),
         (["report"], "FOLDER  folder of a finished run or comparison  [required]"),
         (["certs"], "FOLDER  where to put them; a CA that is there already is used  [required]"),
         (["list"], "[WHAT]  methods, scenarios, models, faults, or a method's name"),
