@@ -10,7 +10,8 @@ from rich.console import Console
 
 from coterie.cli import listing
 from coterie.cli import runs as cli_runs
-from coterie.cli.main import OutOption, guarded, say
+from coterie.cli.main import guarded, say
+from coterie.cli.options import OutOption
 from coterie.core.errors import unknown
 from experiments import EXPERIMENTS
 

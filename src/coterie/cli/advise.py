@@ -21,7 +21,7 @@ def advise_on(tables: Mapping[str, Any], out: Path | None) -> None:
     """Try what must be compared on a scenario's or the user's own data, print the advice and write it to a folder."""
     config = from_tables(tables)
     folder = out or Path("runs") / f"advice-{cli_runs.subject(config)}"
-    population = population_of(config.scenario, config.seed)
+    population = population_of(config.scenario, config.seed, config.task)
     chosen = {**defaults_of(config), **config.settings}
     with cli_runs.the_same_command_goes_on():
         advice = advise(

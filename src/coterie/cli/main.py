@@ -1,4 +1,4 @@
-"""The command line: `coterie list | run | compare | resume | report | data | demo | predict | export`."""
+"""The command line: `coterie list | run | compare | advise | resume | report | data | demo | predict | export`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,27 @@ from coterie.cli import attack as cli_attack
 from coterie.cli import deploy as cli_deploy
 from coterie.cli import help as cli_help
 from coterie.cli import use as cli_use
+from coterie.cli.options import (
+    AlphaOption,
+    ClientColumnOption,
+    ClientsOption,
+    ConfigOption,
+    DataOption,
+    GroupsOption,
+    ImageOption,
+    ModelOption,
+    OutOption,
+    RootOption,
+    RoundsOption,
+    SamplesOption,
+    ScenarioOption,
+    SetOption,
+    TargetOption,
+    WorkersOption,
+)
+from coterie.cli.options import (
+    folder as given_folder,
+)
 from coterie.core import interrupts
 from coterie.core.errors import CoterieError, Interrupted
 from coterie.core.terminal import harmless
@@ -33,51 +54,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 cli_help.mend()
-
-
-def _folder(text: str) -> Path:
-    if not text.strip():
-        raise CoterieError("--out is empty; name a folder, or do without --out.")
-    return Path(text)
-
-
-ScenarioOption = Annotated[
-    str | None,
-    typer.Option("--scenario", help="a scenario's name (default: rotated-digits); see `coterie list scenarios`"),
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option("--data", help="your own data: a folder of .npz, .csv or .parquet files or of images, or one table"),
-]
-ClientColumnOption = Annotated[
-    str | None, typer.Option("--client-column", help="of one table: the column that names the clients")
-]
-TargetOption = Annotated[
-    str | None, typer.Option("--target-column", help="of tables: the column to predict (default: target, label or y)")
-]
-RootOption = Annotated[
-    Path | None, typer.Option("--root", help="where the datasets are (default: $COTERIE_DATA, .data)")
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="a name of `coterie list models`, or file.py:function")
-]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="number of rounds")]
-ClientsOption = Annotated[int | None, typer.Option("--clients", help="number of clients")]
-SamplesOption = Annotated[int | None, typer.Option("--samples", help="training samples per client")]
-GroupsOption = Annotated[int | None, typer.Option("--groups", help="number of hidden groups")]
-AlphaOption = Annotated[float | None, typer.Option("--alpha", help="label skew (Dirichlet); small is uneven")]
-ImageOption = Annotated[int | None, typer.Option("--image-size", help="pixels to resize images to")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", help="worker processes or threads (default: cores)")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="key=value of the method (see `coterie list METHOD`), faults.key=value, METHOD.key=value"
-    ),
-]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file; the other options go before it")]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the run (default: runs/...)")
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -213,6 +189,8 @@ def compare(
 def advise(
     scenario: ScenarioOption = None,
     data: DataOption = None,
+    client_column: ClientColumnOption = None,
+    target_column: TargetOption = None,
     root: RootOption = None,
     model: ModelOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
@@ -232,8 +210,8 @@ def advise(
 
     tables = cli_runs.tables_of(
         config, "auto", assignments,
-        scenario=scenario, data=data, root=root, model=model, seed=seed, clients=clients, samples=samples,
-        groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+        scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root, model=model,
+        seed=seed, clients=clients, samples=samples, groups=groups, alpha=alpha, image_size=image_size, workers=workers,
     )  # fmt: skip
     advise_on(tables, out)
 
@@ -297,7 +275,7 @@ def data(
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option("--out", parser=_folder, metavar="PATH", help="folder of the demo (default: runs/demo, replaced)"),
+        typer.Option("--out", parser=given_folder, metavar="PATH", help="its folder (default: runs/demo, replaced)"),
     ] = None,
 ) -> None:
     """Every method on 40 clients in 4 hidden groups, in a minute, without any download."""

@@ -25,7 +25,7 @@ from coterie.methods.personal import PersonalMethod, equal
 class APFL(PersonalMethod):
     """v-bar_i = alpha_i v_i + (1 - alpha_i) w: w learns f_i(w), v_i learns f_i(v-bar_i) (Algorithm 1).
 
-    With `adapt`, alpha_i <- alpha_i - lr <v_i - w_i, grad f_i(v-bar_i)> in every step (section 4.2 of the paper). Ours:
+    With `adapt`, alpha_i <- alpha_i - lr <v_i - w_i, grad f_i(v-bar_i)> in every step. Ours:
     alpha_i is held in [0, 1], weight decay and momentum apply to it as to all weights, and v_i begins as the first w
     that the client is sent. A client uses v-bar_i with the common w; one that has no v_i yet uses w.
     """

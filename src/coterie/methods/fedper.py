@@ -14,7 +14,7 @@ from coterie.methods.shared_part import KeepsPart, head_entries
 
 @dataclass(frozen=True)
 class FedPer(KeepsPart):
-    """(W_B,j, W_P,j) <- SGD on client j; W_B <- sum_j n_j W_B,j / sum_j n_j; W_P,j stays (section 3).
+    """(W_B,j, W_P,j) <- SGD on client j; W_B <- sum_j n_j W_B,j / sum_j n_j; W_P,j stays.
 
     Ours: W_P,j begins as in the common initial model (in the paper at random); a newcomer trains W_P on W_B as it is.
     """

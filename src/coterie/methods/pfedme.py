@@ -23,14 +23,14 @@ class PFedMe(PersonalMethod):
     """theta_i(w) ~ argmin f_i(theta) + lambda/2 |theta - w|^2;  w <- w - eta lambda (w - theta_i(w))  (Algorithm 1).
 
     `lr` is the rate of the K steps on theta, `outer_lr` is eta. The R local rounds are the batches of `epochs` epochs.
-    As in the authors' code theta begins as w and goes on from batch to batch. Ours: only sampled clients train, each
-    uses its last theta, and the defaults suit tens of rounds where the authors' suit 800.
+    Ours: theta begins as w and goes on from batch to batch, only sampled clients train, each uses its last theta, and
+    the defaults suit tens of rounds.
     """
 
     momentum: float = field(default=0.0, metadata={"help": "momentum of the steps on theta"})
-    lam: float = field(default=1.0, metadata={"help": "how strongly theta is held near w (lambda); the authors: 15"})
+    lam: float = field(default=1.0, metadata={"help": "how strongly theta is held near w (lambda)"})
     steps: int = field(default=5, metadata={"help": "steps on theta with every batch (K)"})
-    outer_lr: float = field(default=0.5, metadata={"help": "rate at which w follows theta (eta); the authors: 0.005"})
+    outer_lr: float = field(default=0.5, metadata={"help": "rate at which w follows theta (eta)"})
     server_lr: float = field(default=1.0, metadata={"help": "how far the server follows the mean of the w_i (beta)"})
 
     name: ClassVar[str] = "pfedme"
