@@ -144,7 +144,10 @@ def test_all_clusters_start_from_the_common_model(rotated: LazyPopulation, file:
 
 
 def test_regression_is_refused_in_one_sentence() -> None:
-    with pytest.raises(CoterieError, match="embedding sends a code for each class, and regression has none"):
+    with pytest.raises(
+        CoterieError,
+        match="embedding needs classes, and regression has none",
+    ):
         run(Embedding(), rows(([1.0], [2]), ([1.0], [6])), one_weight(), rounds=1, loss="mse")
     part = Samples(torch.rand(6, 1, 8, 8, generator=torch_rng(0, "images")), torch.linspace(0, 1, 6))
     measured = OwnPopulation(dict.fromkeys("abcd", ClientData(part, part)), (1, 8, 8), 1, Normalise())

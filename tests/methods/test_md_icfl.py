@@ -248,7 +248,7 @@ def test_the_papers_setting_runs(digits: OwnPopulation) -> None:
 def test_what_is_refused(digits: OwnPopulation) -> None:
     with pytest.raises(CoterieError, match="k = 12 clusters need at least as many clients, but there are 9"):
         run(md(k=12), digits, small_net, rounds=1)
-    with pytest.raises(CoterieError, match="needs the loss cross_entropy"):
+    with pytest.raises(CoterieError, match="md-icfl needs classes, and regression has none"):
         run(md(k=2), rows(([1.0], [2]), ([1.0], [6])), one_weight(), rounds=1, loss="mse")
 
 

@@ -17,6 +17,7 @@ from coterie.core.personal import personal_models
 from coterie.core.task import Task, chosen_kind
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
+from coterie.deploy.client import Device
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, largest_gap, one_weight, rows
@@ -194,3 +195,24 @@ def test_a_model_that_is_right_already_is_kept() -> None:
     chosen = personal_models(c, [wrong, exact], opt)
     assert chosen.candidate.tolist() == [1, 1]
     assert bool(personal_models(c, [wrong], opt).tuned.all())
+
+
+def test_a_method_that_needs_classes_says_so_before_the_run() -> None:
+    for name in ("embedding", "md-icfl"):
+        with pytest.raises(CoterieError, match=f"{name} needs classes, and multilabel has none; take a method that"):
+            run(name, labelled(), linear(3, 3), rounds=1, engine=ALONE)
+
+
+@pytest.mark.parametrize("name", ["ifca", "cfl", "fedsem", "gossip", "pens", "panm"])
+def test_methods_without_classes_learn_numbers(name: str) -> None:
+    settings = {"k": 2} if name in ("ifca", "fedsem", "gossip") else {}
+    result = run(method(name, lr=0.1, **settings), lines(1e5), lambda: linear(1), rounds=4, engine=ALONE)
+    assert result.score is not None
+    assert result.floor is not None
+    assert result.score < result.floor
+    assert result.finetuned_score is not None
+
+
+def test_numbers_are_not_learnt_between_machines_yet(tmp_path: Path) -> None:
+    with pytest.raises(CoterieError, match="between machines only classes are learnt in this version"):
+        Device("a", lines(), tmp_path)

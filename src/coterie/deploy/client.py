@@ -17,7 +17,7 @@ from coterie.core.jobs import (
     perform,
 )
 from coterie.core.message import Message
-from coterie.core.samples import ClientId, Population
+from coterie.core.samples import ClientId, Population, kind_of
 from coterie.core.terminal import shortly
 from coterie.data.own import agreed_labels
 from coterie.data.scaling import moments
@@ -70,6 +70,11 @@ class Device:
         consent: Consent | None = None,
     ) -> None:
         self.name = check_name(name, "--name")
+        if kind_of(data) in ("multilabel", "regression"):
+            raise CoterieError(
+                f"The targets are those of {kind_of(data)}; between machines only classes are learnt in this version: "
+                "give integers from 0 up, or run it in the simulator (coterie run)."
+            )
         self._data, self._root, self._model, self._most_epochs = data, memory, model, most_epochs
         self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[RunSpec, Setting] = {}

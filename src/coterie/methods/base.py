@@ -153,6 +153,19 @@ class LocalTraining:
             )
 
     @property
+    def needs_classes(self) -> bool:
+        """Whether it looks at the classes of the targets, so that it cannot learn numbers or several labels at once."""
+        return False
+
+    def check_classes(self, task: Task) -> None:
+        """Refuse a task without classes, if it needs them, and name methods that do not."""
+        if self.needs_classes and task.kind in ("multilabel", "regression"):
+            raise CoterieError(
+                f"{self.name} needs classes, and {task.kind} has none; take a method that needs none, such as fedavg, "
+                "ifca, cfl, fedsem, ditto, gossip, pens or panm."
+            )
+
+    @property
     def needs_groups(self) -> bool:
         """Whether it must be told the true groups of the clients, which only the simulator knows."""
         return False

@@ -88,8 +88,8 @@ class LADD(AverageInClusters[Styled]):
                 f"ladd needs images (channels, height, width) and the inputs are {tuple(fed.task.shape)}."
             )
         self._require_clients(fed, self.k)
-        if self.per_class and fed.task.loss == "mse":
-            raise CoterieError("ladd takes a style for each class, and regression has none; set per_class=false.")
+        if self.per_class and fed.task.kind in ("multilabel", "regression"):
+            raise CoterieError(f"ladd takes a style for each class, and {fed.task.kind} has none; set per_class=false.")
         return self._started(fed, fed.task.init(fed.seed))
 
     def _started(self, fed: Federation, model: dict[str, Tensor]) -> Styled:

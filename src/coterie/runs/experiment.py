@@ -169,7 +169,9 @@ def check(configs: Sequence[RunConfig]) -> None:
                 f"leave {config.method} out."
             )
         model = builder_of(config, population)
-        in_simulator(method).task(Task.of(model, population, task=config.task, dtype=config.torch_dtype))
+        learnt = Task.of(model, population, task=config.task, dtype=config.torch_dtype)
+        method.check_classes(learnt)
+        in_simulator(method).task(learnt)
 
 
 def config_of(folder: Path) -> RunConfig:

@@ -58,6 +58,8 @@ def simulate(
     task = Task.of(model, population, task=options.task, loss=loss, metric=metric, dtype=options.torch_dtype)
     device = devices.chosen(engine.device)
     task = dataclasses.replace(task, use_kernel=engine.kernel, device=device, precision=engine.precision)
+    if isinstance(method, LocalTraining):
+        method.check_classes(task)
     for remark in remarks(population) if is_own(population) else ():
         views.note(remark)
     method = _with_rate(method, population)

@@ -17,7 +17,6 @@ import torch
 
 from coterie.core.aggregate import combined
 from coterie.core.cohort import Cohort
-from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
@@ -59,10 +58,13 @@ class Embedding(Settings):
 
     # --- before the first round ---------------------------------------------------------------------------------------
 
+    @property
+    def needs_classes(self) -> bool:
+        """It sends a code for each class."""
+        return True
+
     def init(self, fed: Federation) -> Groups:
         """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
-        if fed.task.loss == "mse":
-            raise CoterieError("embedding sends a code for each class, and regression has none; take another method.")
         check_rule(self.rule)  # by the server alone: clients need no package for it
         autoencoder = pretrained(self, fed)
         start = spread(fed.task.init(fed.seed), 1)
