@@ -297,7 +297,7 @@ def test_groups_of_other_sizes_and_another_shift() -> None:
 def test_sources_of_their_own_have_neither_sizes_nor_another_shift() -> None:
     with pytest.raises(CoterieError, match="The groups of pacs are its sources; leave shift out"):
         build("pacs", seed=0, shift="swap")
-    with pytest.raises(CoterieError, match="have data of their own; leave group_sizes out"):
+    with pytest.raises(CoterieError, match="have data of their own; leave group_sizes and mixed out"):
         build("pacs", seed=0, group_sizes=(3, 1))
     with pytest.raises(CoterieError, match="its users as they are; leave group_sizes out"):
         build("mnist-writers", seed=0, group_sizes=(3, 1))
