@@ -85,7 +85,7 @@ def test_an_imagined_reply_has_the_form_of_a_real_one(method: str, digits: OwnPo
     """For every question of a round of every method, or the right client would be refused."""
     if method == "oracle":
         pytest.skip("the truth is not known to real clients")
-    learnt = made(method, **({"k": 1} if method in ("ifca", "fedsem", "md-icfl") else {}))
+    learnt = made(method, **({"k": 1} if method in ("ifca", "fedsem", "fedsoft", "md-icfl") else {}))
     there = Asked({name: device for name, device in devices(digits, tmp_path).items() if name in digits.ids[:2]})
     fed = federation(learnt, digits, there)
     state, _ = learnt.step(learnt.init(fed), fed)
