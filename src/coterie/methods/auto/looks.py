@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from coterie.core.cohort import Cohort
-from coterie.core.rng import torch_rng
+from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientData, ClientId
 from coterie.core.states import Stack, count
 from coterie.core.task import Task
@@ -40,7 +40,7 @@ def halves(c: Cohort) -> tuple[Cohort, Cohort]:
     parts: tuple[list[ClientData], list[ClientData]] = ([], [])
     for index, client in enumerate(c.data):
         # keyed without the number of samples: where data grow, the halves are drawn again
-        order = torch.from_numpy(c.private_rng(index, "halves").permutation(len(client.train)))
+        order = torch.from_numpy(rng(c.seed, "halves", c.ids[index], "").permutation(len(client.train)))
         for half, rows in zip(parts, (order[::2], order[1::2]), strict=True):
             half.append(ClientData(client.train.take(rows), client.test, client.valid))
     one, other = (replace(c, data=tuple(half)) for half in parts)
