@@ -167,7 +167,7 @@ def test_without_a_command_there_is_help(coterie: Command) -> None:
 def test_help_explains_arguments(command: list[str], argument: str, coterie: Command) -> None:
     said = coterie(*command, "--help")
     assert said.code == 0
-    assert said.out.count(argument) == 1
+    assert " ".join(said.out.split()).count(" ".join(argument.split())) == 1  # lines break where they must
     assert "\\[" not in said.out
 
 

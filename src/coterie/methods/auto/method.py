@@ -13,7 +13,7 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
 5. **Personal models.** Each client uses its group's model as it is or fine-tuned, by what its looks have shown of
    either on the half that was not trained on (`personal`).
 
-Extra downloads are paid from an allowance, so that a run costs at most 1.1 times FedAvg's bytes (`_affordable`).
+Extra downloads are paid from an allowance (`visits`): a run has cost 1.03 to 1.12 times FedAvg's bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Auto(ServesClusters[Groups]):
     name: ClassVar[str] = "auto"
     title: ClassVar[str] = "auto (ours)"
     paper: ClassVar[str] = "ours: looks from two halves propose groups, held-out benefit decides"
-    summary: ClassVar[str] = "finds groups where they pay, at FedAvg's price; nothing to set"
+    summary: ClassVar[str] = "finds groups where they pay, at nearly FedAvg's bytes; nothing to set"
     state_type: ClassVar[type[Groups]] = Groups
 
     def init(self, fed: Federation) -> Groups:
