@@ -14,8 +14,8 @@ from coterie.methods import METHODS
 FOLDER = Path(coterie.methods.__file__).parent
 PAPERS = {"md-icfl": "md_icfl", "embedding": "embedding", "fedcg": "fedcg", "panm": "panm"}
 OURS = {
-    "md_icfl": {"seeding", "newcomers"},
-    "embedding": {"drift", "clustering/split_half"},
+    "md_icfl": {"seeding", "looks", "second_look", "newcomers"},
+    "embedding": {"drift", "clustering/split_half", "clustering/mixture"},
     "fedcg": {"features", "domains", "equipartition"},
     "panm": {"ours"},
 }

@@ -212,7 +212,7 @@ def test_large_inputs_are_no_reason_to_refuse_a_healthy_model() -> None:
     def linear() -> nn.Module:
         return nn.Linear(5, 3)
 
-    result = coterie.run(coterie.method("fedavg"), features(1e5), linear, rounds=5)
+    result = coterie.run(coterie.method("fedavg", lr=0.01), features(1e5), linear, rounds=5)
     start = float(flat(stack([Task.of(linear, features(1.0)).init(0)])).norm())
     assert float(flat(stack([result.models["global"]])).norm()) > 1e3 * (1 + start)
     assert result.failures == 0

@@ -36,9 +36,9 @@ def test_labels_and_pixels_by_hand(tmp_path: Path, packed: bool) -> None:
         ("11 1:0\n", r"not all in 1\.\.10"),
         ("1.5 1:0\n", r"not all in 1\.\.10"),
         ("1 1:2\n", r"not all in \[-1, 1\]"),
-        ("1 300:0.5\n", "no libsvm file"),
-        ("one two\n", "no libsvm file"),
-        ("", r"not all in 1\.\.10|no libsvm"),
+        ("1 300:0.5\n", "not a libsvm file"),
+        ("one two\n", "not a libsvm file"),
+        ("", r"not all in 1\.\.10|not a libsvm"),
     ],
 )
 def test_wrong_contents(tmp_path: Path, text: str, message: str) -> None:

@@ -47,11 +47,6 @@ class MDICFL(Settings):
     summary: ClassVar[str] = "the server clusters clients by model distance; each downloads one model only"
     state_type: ClassVar[type[Distanced]] = Distanced
 
-    @property
-    def needs_classes(self) -> bool:
-        """It makes samples of each class."""
-        return True
-
     def init(self, fed: Federation) -> Distanced:
         """Line 1: the cluster models; clients get their clusters when they first take part."""
         self._require_clients(fed, self.k)

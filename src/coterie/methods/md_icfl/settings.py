@@ -95,6 +95,11 @@ class Settings(PaperSettings):
         "paper": {"multi-source-digits": {"epochs": 3}, **{name: {"epochs": 1} for name in _CIFAR10}}
     }
 
+    @property
+    def needs_classes(self) -> bool:
+        """It makes samples of each class."""
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in ("k", "agree", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
