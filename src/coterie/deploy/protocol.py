@@ -181,7 +181,7 @@ class Hello:
 class Returned:
     """What a client sends back: its encoded reply and, beside it, the mean loss of its training if there was one.
 
-    The loss is for who watches the run alone. Nobody can check it, so nothing depends on it but what is said.
+    The loss is only shown to those who watch the run. It cannot be checked, so nothing else depends on it.
     """
 
     payload: bytes
