@@ -64,7 +64,7 @@ def doubts_after(
 ) -> Doubts:
     """Who of these clients, which began with their clusters' models, does not fit: distances are [N, K].
 
-    Strange is a distance to a client's own cluster that is many standard deviations beyond the usual (by median and median
+    Strange is a distance to its cluster that is many standard deviations beyond the usual (by median and median
     deviation of logarithms), or a cluster that is nearer than the own one by the margin.
     """
     doubts, home = state.doubts, [state.cluster[client] for client in ids]
