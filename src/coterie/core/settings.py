@@ -50,7 +50,9 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
             raise unknown(f"value of {key}", value if isinstance(value, str) else shown(value), map(str, arguments))
         return value
     if origin in (typing.Union, types.UnionType):
-        plain = next(a for a in arguments if a is not type(None))
+        plain, *others = (a for a in arguments if a is not type(None))
+        if any(value in typing.get_args(other) for other in others):
+            return str(value)  # a word that stands beside the numbers
         if value is None or value in ("", "none") or (value == "auto" and plain in (int, float)):
             return None  # a number that is not set is found out
         return coerce(plain, value, key)

@@ -65,11 +65,12 @@ class LocalTraining:
 
     epochs: int = field(default=5, metadata={"help": "local epochs per round"})
     batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
-    lr: float | None = field(
+    lr: float | Literal["auto"] | None = field(
         default=None,
         metadata={
-            "help": "learning rate; auto: the scenario's, and for own data one found by a short test before the run",
-            "shown": f"auto; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
+            "help": "learning rate; not set: the scenario's for this optimiser, and where there is none (own data), or "
+            "with auto, one found by a short test before the run",
+            "shown": f"not set; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
         },
     )
     momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
@@ -115,11 +116,9 @@ class LocalTraining:
             TITLES[cls.name] = cls.title
 
     def __post_init__(self) -> None:
-        if self.lr == "auto":  # type: ignore[comparison-overlap]  # as on the command line
-            object.__setattr__(self, "lr", None)
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
-        self._require(self.lr is None or self.lr > 0, "lr", "be above 0")
+        self._require(self.lr is None or self.lr == "auto" or self.lr > 0, "lr", "be above 0")
         self._require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)")
         self._require(self.weight_decay >= 0, "weight_decay", "be at least 0")
         self._require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]")
@@ -173,9 +172,8 @@ class LocalTraining:
     @property
     def opt(self) -> Optimiser:
         """The local training."""
-        return Optimiser(
-            self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, self.lr_decay, self.optimiser
-        )
+        lr = None if self.lr == "auto" else self.lr
+        return Optimiser(self.epochs, self.batch, lr, self.momentum, self.weight_decay, self.lr_decay, self.optimiser)
 
     def tuning(self, round: int) -> Optimiser:
         """The training that makes a client's model its own: a few epochs at a fifth of the round's rate.

@@ -1,4 +1,4 @@
-"""The learning rate of own data: a short test on a few clients before the run, once for each kind of optimiser.
+"""A learning rate for data or an optimiser that have none: a short test on a few clients before the run.
 
 The test is ours. It trains a few clients as FedAvg does, for two short rounds at each of eleven rates, and looks at the
 loss of the averaged model on their training samples. The rate is the smallest whose loss is nearly the best: a smaller

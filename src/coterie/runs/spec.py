@@ -31,6 +31,8 @@ def check_deployable(config: RunConfig) -> Method:
         raise CoterieError("faults are simulated ones, and these clients are real; leave the table [faults] out.")
     if config.scenario.data is None and config.scenario.name not in SCENARIOS:
         raise CoterieError(f"There is no scenario {config.scenario.name!r}; see `coterie list scenarios`.")
+    if config.settings.get("lr") == "auto":
+        raise CoterieError("lr = auto is found by a test in the simulator, and these clients are real; set a number.")
     return config.build_method(defaults_of(config))
 
 

@@ -70,14 +70,12 @@ class Settings(PaperSettings):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
-            "weigh": "fixed",
-            "guard": 0.0,
-            "monotone": False,
-            "least_sigma": 0.0,
-            "fill": False,
-            "aggregate": "mean",
-        }
-    }
+            "weigh": "fixed", "guard": 0.0, "monotone": False, "least_sigma": 0.0, "fill": False,
+            "t1": 100, "tau": 10, "alpha": 0.5, "k": 5, "l": 10,
+            "epochs": 3, "batch": 128, "lr": 0.08, "momentum": 0.9, "weight_decay": 0.0, "lr_decay": 0.99,
+            "optimiser": "sgd", "aggregate": "mean",
+        },
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
