@@ -54,7 +54,7 @@ def run(
     `metric` is what the run is judged by: a name such as "f1", a function (prediction, target) that returns a number of
     which more is better, or `coterie.Metric(name, function, lower_is_better=True)`.
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
-    same state, bit for bit, as a run that was never interrupted.
+    same state as a run that was never interrupted: bit for bit on the same kind of CPU with the same torch.
     """
     return simulate(
         method,
