@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,26 @@ class HasClientFunctions(Protocol):
     @property
     def name(self) -> str:
         """As it is called in errors."""
+
+
+_JOIN = "__"  # a carrier may want the name of an action to be an identifier
+
+
+def action_of(function: Callable[..., Any]) -> str:
+    """How a client function is named in an order: with its part, where a method has several (`RoundMethod.parts`)."""
+    part = getattr(getattr(function, "__self__", None), "part", "")
+    return f"{part}{_JOIN}{function.__name__}" if part else function.__name__
+
+
+def client_function(method: HasClientFunctions, action: str) -> Any:
+    """The client function that an order names."""
+    part, _, name = action.partition(_JOIN)
+    parts = getattr(method, "parts", {})
+    for holder, called in ((parts.get("", method), action), (parts.get(part), name)):
+        function = getattr(holder, called, None)
+        if getattr(function, "on_client", False):
+            return function
+    raise CoterieError(f"{method.name} has no client function {action!r}.")
 
 
 @dataclass(frozen=True)
@@ -71,9 +92,7 @@ class Outcome:
 
 def perform(setting: Setting, job: Job, message: Message) -> Outcome:
     """Run a client function on its clients, with one thread: all client work of every engine passes here."""
-    function = getattr(setting.method, job.action, None)
-    if not getattr(function, "on_client", False):
-        raise CoterieError(f"{setting.method.name} has no client function {job.action!r}.")
+    function = client_function(setting.method, job.action)
     cohort = Cohort(
         ids=job.ids,
         task=setting.task,
@@ -85,6 +104,5 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
         least_flip=setting.least_flip,
     )
     sent = message if job.rows is None else message.rows(job.rows)
-    assert function is not None
     with one_thread(), computing_on(setting.task.device):
         return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)

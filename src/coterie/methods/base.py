@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
+from coterie.core.settings import AUTO
 from coterie.core.states import Picked, Stack, State, row
 from coterie.core.task import Task
 from coterie.methods.served import Assessment, Examination, Use, assessed, examined, finetuned, use
@@ -70,6 +71,7 @@ class LocalTraining:
         metadata={
             "help": "learning rate; auto: the scenario's, and for own data one found by a short test before the run",
             "shown": f"auto; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
+            AUTO: None,
         },
     )
     momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
@@ -115,8 +117,9 @@ class LocalTraining:
             TITLES[cls.name] = cls.title
 
     def __post_init__(self) -> None:
-        if self.lr == "auto":  # type: ignore[comparison-overlap]  # as on the command line
-            object.__setattr__(self, "lr", None)
+        for each in fields(self):  # as on the command line
+            if AUTO in each.metadata and getattr(self, each.name) == AUTO:
+                object.__setattr__(self, each.name, each.metadata[AUTO])
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
         self._require(self.lr is None or self.lr > 0, "lr", "be above 0")
@@ -194,6 +197,13 @@ class RoundMethod(ABC, Generic[S]):
     state_type: ClassVar[type[Any]]
     serves_newcomers: ClassVar[bool] = True
     """Whether there is a trained model for a client that has never taken part."""
+    part: ClassVar[str] = ""
+    """What a method of several parts calls this one in its orders to clients."""
+
+    @property
+    def parts(self) -> Mapping[str, RoundMethod[Any]]:
+        """The methods whose client functions are meant, by `part`; nothing: this one's own."""
+        return {}
 
     @property
     def keeps_models(self) -> bool:
