@@ -46,6 +46,12 @@ def from_settings(kind: type[T], settings: Mapping[str, Any], owner: str) -> T:
     return kind(**given, **{key: known[key].metadata[AUTO] for key in found})
 
 
+def left_open(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that say "auto", as they may in Python too, and what that stands for."""
+    able = [f for f in dataclasses.fields(value) if AUTO in f.metadata]
+    return {f.name: f.metadata[AUTO] for f in able if getattr(value, f.name) == AUTO}
+
+
 def coerce(kind: Any, value: Any, key: str) -> Any:
     """Read a value (a TOML value, or text from the command line) as the type a field has."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

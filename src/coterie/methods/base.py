@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.settings import AUTO
+from coterie.core.settings import AUTO, left_open
 from coterie.core.states import Picked, Stack, State, row
 from coterie.core.task import Task
 from coterie.methods.served import Assessment, Examination, Use, assessed, examined, finetuned, use
@@ -117,9 +117,8 @@ class LocalTraining:
             TITLES[cls.name] = cls.title
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # as on the command line
-            if AUTO in each.metadata and getattr(self, each.name) == AUTO:
-                object.__setattr__(self, each.name, each.metadata[AUTO])
+        for name, value in left_open(self).items():
+            object.__setattr__(self, name, value)
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
         self._require(self.lr is None or self.lr > 0, "lr", "be above 0")
@@ -151,9 +150,8 @@ class LocalTraining:
     def _require_clients(self, fed: Federation, k: int, what: str = "clusters") -> None:
         """Refuse more clusters than there are clients."""
         if k > len(fed.ids):
-            raise CoterieError(
-                f"{self.name}: k = {k} {what} need at least as many clients, but there are {len(fed.ids)}."
-            )
+            there = len(fed.ids)
+            raise CoterieError(f"{self.name}: k = {k} {what} need at least as many clients, but there are {there}.")
 
     @property
     def needs_classes(self) -> bool:
@@ -200,10 +198,9 @@ class RoundMethod(ABC, Generic[S]):
     part: ClassVar[str] = ""
     """What a method of several parts calls this one in its orders to clients."""
 
-    @property
-    def parts(self) -> Mapping[str, RoundMethod[Any]]:
-        """The methods whose client functions are meant, by `part`; nothing: this one's own."""
-        return {}
+    def part_named(self, name: str) -> RoundMethod[Any] | None:
+        """Whose client functions are meant by such a `part`."""
+        return None if name else self
 
     @property
     def keeps_models(self) -> bool:

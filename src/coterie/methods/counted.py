@@ -20,7 +20,7 @@ OPEN = 0
 
 def number_of(what: str, symbol: str) -> dict[str, Any]:
     """The metadata of such a setting."""
-    return {"help": f"number of {what} ({symbol}); auto: asked of the clients while FedAvg trains (ours)", AUTO: OPEN}
+    return {"help": f"number of {what} ({symbol}); auto (0): asked of the clients in the first rounds", AUTO: OPEN}
 
 
 @dataclass(frozen=True)

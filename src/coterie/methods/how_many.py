@@ -10,7 +10,9 @@ of that in each look, and second models from auto's allowance, 0.09 a visit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -20,6 +22,7 @@ from torch import nn
 
 from coterie.core.cohort import Cohort, Memory
 from coterie.core.federation import Federation, Replies
+from coterie.core.jobs import changed_task
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, count, take
@@ -30,8 +33,10 @@ from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod, Ser
 from coterie.methods.counted import OPEN, Counted
 from coterie.methods.served import Use, use
 
-FIRST, AFTER = 6, 4
+FIRST, AFTER = 6, 3
 """Visits of every client after which nothing more is expected: of one group, and after the last change."""
+_OF = "of_"
+_NUMBER = re.compile(r"of_[1-9]\d{0,3}")
 
 
 @dataclass(frozen=True)
@@ -81,29 +86,39 @@ class HowMany(RoundMethod[Any]):
         """What is known of the groups, then the method's own state."""
         return _state_type(cast(Hashable, self.method.state_type))
 
-    @property
-    def parts(self) -> Mapping[str, RoundMethod[Any]]:
-        """Both phases."""
-        return {"": self.method, Asking.part: self.asking}
+    def part_named(self, name: str) -> RoundMethod[Any] | None:
+        """The rounds of asking, or the method with the number that its orders name."""
+        if name == Asking.part:
+            return self.asking
+        return self.known(int(name.removeprefix(_OF))) if _NUMBER.fullmatch(name) else None
 
     @property
     def asking(self) -> Asking:
         """The rounds of asking, with this method's training."""
         return Asking(**{each.name: getattr(self.method, each.name) for each in fields(ServerMethod)})
 
-    def settled(self, state: Any) -> RoundMethod[Any]:
-        """The method with its number, once that is known."""
-        return self._now(state)[0]
+    def known(self, number: int) -> Counted[Any]:
+        """The method with its number, which its orders tell the clients."""
+        settings: dict[str, Any] = {self.method.counts: number}
+        method = replace(self.method, **settings)
+        object.__setattr__(method, "part", f"{_OF}{number}")
+        return method
 
     def _now(self, state: Any) -> tuple[RoundMethod[Any], Any]:
-        if state.asked is not None:
-            return self.asking, state.asked
-        settings: dict[str, Any] = {self.method.counts: state.number}
-        return replace(self.method, **settings), state.own
+        return (self.asking, state.asked) if state.asked is not None else (self.known(state.number), state.own)
 
-    def task(self, task: Task) -> Task:
-        """The method's."""
-        return self.method.task(task)
+    def task_in(self, state: Any, task: Task) -> Task:
+        """The task that is trained in this state: that of the method may depend on the number."""
+        return changed_task(self._now(state)[0], task)
+
+    @contextmanager
+    def _during(self, state: Any, fed: Federation) -> Iterator[tuple[Any, Any]]:
+        """The method of this phase and its state; what the federation trains meanwhile is what that method trains."""
+        plain, fed.task = fed.task, self.task_in(state, fed.task)
+        try:
+            yield self._now(state)
+        finally:
+            fed.task = plain
 
     def init(self, fed: Federation) -> Any:
         """All clients in one group."""
@@ -111,8 +126,8 @@ class HowMany(RoundMethod[Any]):
 
     def step(self, state: Any, fed: Federation) -> tuple[Any, Log]:
         """A round of asking, or one of the method's own."""
-        now, before = self._now(state)
-        after, log = now.step(before, fed)
+        with self._during(state, fed) as (now, before):
+            after, log = now.step(before, fed)
         if state.asked is None:
             return replace(state, own=after), log
         changed = count(after.models) != count(before.models)
@@ -129,15 +144,15 @@ class HowMany(RoundMethod[Any]):
         place = {group: number for number, group in enumerate(used)}
         cluster = {client: place[group] for client, group in groups.cluster.items()}
         known = replace(state, asked=None, number=len(used))
-        method = cast(Counted[Any], self._now(known)[0])
         why = "where their members do better than in one" if len(used) > 1 else "no parts of which would do better"
         fed.note(f"{self.name}, round {fed.round + 1}: {self.method.counts} = {len(used)}, {why}")
-        return replace(known, own=method.begun(fed, take(groups.models, torch.tensor(used)), cluster))
+        with self._during(known, fed) as (method, _):
+            return replace(known, own=method.begun(fed, take(groups.models, torch.tensor(used)), cluster))
 
     def admit(self, state: Any, fed: Federation, new: Sequence[ClientId]) -> Any:
         """As in the phase that the run is in."""
-        now, before = self._now(state)
-        after = now.admit(before, fed, new)
+        with self._during(state, fed) as (now, before):
+            after = now.admit(before, fed, new)
         return replace(state, **({"own": after} if state.asked is None else {"asked": after}))
 
     def model_for(self, state: Any, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
@@ -179,8 +194,9 @@ class HowMany(RoundMethod[Any]):
         self, state: Any, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
     ) -> Replies[A]:
         """Of this phase."""
-        now, own = self._now(state)
-        return now.ask_about_models(own, fed, ids, getattr(now, function.__name__))
+        with self._during(state, fed) as (now, own):
+            asked: Replies[A] = now.ask_about_models(own, fed, ids, getattr(now, function.__name__))
+            return asked
 
     def panels(self, state: Any, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Of this phase."""

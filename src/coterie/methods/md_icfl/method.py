@@ -58,10 +58,6 @@ class MDICFL(Settings):
         models = spread(fed.task.init(fed.seed), self.k) if shared else distinct_starts(fed, self.k)
         return Distanced(models, {}, {}, {}, Seeds({}, {}) if self.seeded else None)
 
-    def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> Distanced:
-        """Ours: groups that were found are kept for some rounds, as seeded ones are."""
-        return Distanced(models, dict(cluster), {}, {}, held=self.held_until(fed, len(fed.sample(self.fraction))))
-
     def step(self, state: Distanced, fed: Federation) -> tuple[Distanced, Log]:
         """One round: of our seeding while there are no clusters yet, then lines 3 to 12 of Algorithm 1 or 2."""
         ids = fed.sample(self.fraction)  # line 4

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from coterie.core.federation import Federation
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack
 from coterie.methods.base import Trained
 from coterie.methods.clustered import ModelPerCluster
 from coterie.methods.counted import Counted, number_of
@@ -122,6 +124,10 @@ class Settings(PaperSettings):
     def seeded(self) -> bool:
         """Whether the first clusters are found by our seeding."""
         return self.seeding != "none" and self.k > 1
+
+    def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> Distanced:
+        """Ours: groups that were found are kept for some rounds, as seeded ones are."""
+        return Distanced(models, dict(cluster), {}, {}, held=self.held_until(fed, len(fed.sample(self.fraction))))
 
     def held_until(self, fed: Federation, participants: int) -> int:
         """The round until which groups that have just been found are kept."""
