@@ -14,6 +14,7 @@ from coterie.core.federation import SCORES
 from coterie.core.jobs import (
     Job,
     Setting,
+    client_function,
     perform,
 )
 from coterie.core.message import Message
@@ -27,6 +28,7 @@ from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
 from coterie.methods.base import Models
+from coterie.methods.how_many import in_rounds
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
@@ -109,9 +111,7 @@ class Device:
 
     def _performed(self, order: Order, payload: bytes, limit: int) -> Returned:
         setting = self._setting(order.agreement)
-        function = getattr(setting.method, order.action, None)
-        if function is None or not getattr(function, "on_client", False):
-            raise CoterieError(f"{setting.method.name} has no client function {order.action!r}.")
+        function = client_function(setting.method, order.action)
         self._consent.check(function, self._root)
         message = Message.read(payload, message_type(function), order.common, limit=limit)
         memory = DiskMemory(self._root, order.agreement.run)
@@ -131,8 +131,9 @@ class Device:
     def _understood(self, spec: RunSpec) -> Setting:
         if spec.shape != tuple(self._data.shape):
             raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(self._data.shape)}.")
-        method = spec.build_method()
-        check_work(method, self._most_epochs)
+        settings = spec.build_method()
+        check_work(settings, self._most_epochs)
+        method = in_rounds(settings)
         task = method.task(spec.build_task(self._model))
         return Setting(
             method, task, agreed_labels(self._data, spec.class_names), spec.seed, self._secret, self._consent.least_flip

@@ -16,6 +16,7 @@ from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.federation import Engine, Failure, Ledger, Purpose, Question, Replies
 from coterie.core.interrupts import pause
+from coterie.core.jobs import action_of
 from coterie.core.message import Message
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
@@ -211,7 +212,7 @@ class RemoteFederation(Engine):
         payloads = _payloads(question)
         order = Order(
             agreement=self.spec,
-            action=question.function.__name__,
+            action=action_of(question.function),
             session=self._session,
             round=self.round,
             era=self.round + 1 if self._prepared else 0,

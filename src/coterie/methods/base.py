@@ -18,6 +18,7 @@ from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
+from coterie.core.settings import AUTO, left_open
 from coterie.core.states import Picked, Stack, State, row
 from coterie.core.task import Task
 from coterie.methods.served import Assessment, Examination, Use, assessed, examined, finetuned, use
@@ -70,6 +71,7 @@ class LocalTraining:
         metadata={
             "help": "learning rate; auto: the scenario's, and for own data one found by a short test before the run",
             "shown": f"auto; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
+            AUTO: None,
         },
     )
     momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
@@ -115,8 +117,8 @@ class LocalTraining:
             TITLES[cls.name] = cls.title
 
     def __post_init__(self) -> None:
-        if self.lr == "auto":  # type: ignore[comparison-overlap]  # as on the command line
-            object.__setattr__(self, "lr", None)
+        for name, value in left_open(self).items():
+            object.__setattr__(self, name, value)
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
         self._require(self.lr is None or self.lr > 0, "lr", "be above 0")
@@ -148,9 +150,8 @@ class LocalTraining:
     def _require_clients(self, fed: Federation, k: int, what: str = "clusters") -> None:
         """Refuse more clusters than there are clients."""
         if k > len(fed.ids):
-            raise CoterieError(
-                f"{self.name}: k = {k} {what} need at least as many clients, but there are {len(fed.ids)}."
-            )
+            there = len(fed.ids)
+            raise CoterieError(f"{self.name}: k = {k} {what} need at least as many clients, but there are {there}.")
 
     @property
     def needs_classes(self) -> bool:
@@ -194,6 +195,12 @@ class RoundMethod(ABC, Generic[S]):
     state_type: ClassVar[type[Any]]
     serves_newcomers: ClassVar[bool] = True
     """Whether there is a trained model for a client that has never taken part."""
+    part: ClassVar[str] = ""
+    """What a method of several parts calls this one in its orders to clients."""
+
+    def part_named(self, name: str) -> RoundMethod[Any] | None:
+        """Whose client functions are meant by such a `part`."""
+        return None if name else self
 
     @property
     def keeps_models(self) -> bool:

@@ -19,6 +19,7 @@ from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.ports import check_free, check_port
 from coterie.deploy.protocol import Hello, RunSpec, to_text
 from coterie.deploy.server import LIMIT, Hellos, RemoteFederation, Transport, gathered
+from coterie.methods.how_many import in_rounds
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig
@@ -146,7 +147,7 @@ def conduct(
         spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
         _write(folder, spec, [], inputs)
         folder.write(SCHEMA_FILE, common_schema(spec, next(iter(first.values()))).to_json().encode())
-    method = spec.build_method()
+    method = in_rounds(spec.build_method())
     fed = RemoteFederation(
         method.task(spec.build_task(model_of(config))),
         spec,

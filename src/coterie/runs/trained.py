@@ -27,6 +27,7 @@ from coterie.data.own import OwnPopulation
 from coterie.data.schema import Schema, read_schema
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import RoundMethod
+from coterie.methods.how_many import HowMany
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
 from coterie.runs.config import from_tables, read_tables
@@ -200,8 +201,9 @@ class TrainedRun:
             group = _group(method, state, fed, name)
             model = method.personal_models(state, fed.memory).get(name)
             model = method.model_of(state, name, group) if model is None else model
+        learnt = self._trained_task(plain, lambda: state)
         network = method.ready(
-            filled(task.model, model, f"the model for {name}").to(self._dtype), state, group, self.result.seed
+            filled(learnt.model, model, f"the model for {name}").to(self._dtype), state, group, self.result.seed
         )
         ready = ReadyModel(network, task.normalise, task.target_scale).eval()
         return Newcomer(group, ready, Predictor(ready, self.schema, self.kind, name))
@@ -259,7 +261,12 @@ class TrainedRun:
     def _network(self) -> Builder:
         """What builds the network as the method trains it."""
         task = Task(self._build, self.schema.shape, self.schema.classes, dtype=self._dtype)
-        return self._method.task(task).model
+        return self._trained_task(task, lambda: self._state).model
+
+    def _trained_task(self, task: Task, state: Callable[[], Any]) -> Task:
+        """The task as the method trained it in the end."""
+        method = self._method
+        return method.task_in(state(), task) if isinstance(method, HowMany) else method.task(task)
 
     @cached_property
     def _state(self) -> Any:

@@ -23,6 +23,7 @@ from coterie.core.jobs import (
     Job,
     Outcome,
     Setting,
+    action_of,
 )
 from coterie.core.message import Message
 from coterie.core.notes import Note, silent
@@ -180,7 +181,7 @@ class Simulator(Engine):
         # a client that drops out has no result at all; one that is late has done its work in vain
         working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
         asked, picked = [ids[i] for i in working], None if index is None else [index[i] for i in working]
-        jobs = self._jobs(question.function.__name__, asked, picked, message.common)
+        jobs = self._jobs(action_of(question.function), asked, picked, message.common)
         gathered = self._perform(jobs, message, "training" if purpose == "train" else "evaluation")
         if counted:
             self.ledger.down[purpose] += len(ids) * (message.row(0) if index is not None else message).size

@@ -33,7 +33,8 @@ from coterie.core.states import (
     spread,
     take,
 )
-from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod
+from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod, ServerMethod
+from coterie.methods.how_many import in_rounds
 from coterie.methods.p2p.base import (
     Inbox,
     PeerMethod,
@@ -322,4 +323,6 @@ class Simulated(RoundMethod[Network], Generic[N]):
 
 def in_simulator(method: RoundMethod[Any] | PeerMethod[Any]) -> RoundMethod[Any]:
     """Any method as the simulator runs it."""
-    return Simulated(method) if isinstance(method, PeerMethod) else method
+    if isinstance(method, PeerMethod):
+        return Simulated(method)
+    return in_rounds(method) if isinstance(method, ServerMethod) else method
