@@ -104,11 +104,15 @@ class Task:
             target_scale=(target_scale_of(population) or _measured(population)) if numbers else None,
         )
         own = population.client(population.ids[0]).train
-        sample = own.take(torch.arange(min(2, len(own))))  # two, or a mean over the batch looks like its only entry
-        module = made._build().eval()
-        output = made._first_output(module, sample)
-        chosen = made._fitting_loss(output) if isinstance(loss, str) and loss == "auto" else loss
-        made = dataclasses.replace(made, loss=chosen)
+        # two samples, or a mean over the batch looks like its only entry
+        return made.settled(loss, own.take(torch.arange(min(2, len(own)))))
+
+    def settled(self, loss: LossChoice | LossFn, sample: Samples) -> Task:
+        """The task with this loss, once the network has answered a sample: "auto" is what fits its outputs."""
+        module = self._build().eval()
+        output = self._first_output(module, sample)
+        chosen = self._fitting_loss(output) if isinstance(loss, str) and loss == "auto" else loss
+        made = dataclasses.replace(self, loss=chosen)
         made._check_loss(module, sample, output)
         return made
 

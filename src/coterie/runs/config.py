@@ -202,5 +202,5 @@ def _set(settings: Mapping[str, Any]) -> dict[str, Any]:
 _PLAIN: dict[str, Any] = {
     "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
     "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
-    "track": tuple[str, ...], "task": TaskName,
+    "track": tuple[str, ...], "task": TaskName, "loss": str, "metric": str,
 }  # fmt: skip

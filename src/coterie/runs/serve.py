@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -16,8 +16,9 @@ from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import checked
 from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
+from coterie.deploy.hello import Hello
 from coterie.deploy.ports import check_free, check_port
-from coterie.deploy.protocol import Hello, RunSpec, to_text
+from coterie.deploy.protocol import RunSpec, to_text
 from coterie.deploy.server import LIMIT, Hellos, RemoteFederation, Transport, gathered
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.checkpoint import sealed, unsealed
@@ -148,7 +149,7 @@ def conduct(
         folder.write(SCHEMA_FILE, common_schema(spec, next(iter(first.values()))).to_json().encode())
     method = spec.build_method()
     fed = RemoteFederation(
-        method.task(spec.build_task(model_of(config))),
+        method.task(spec.build_task(model_of(config), config.loss, config.metric)),
         spec,
         transport,
         known=known,
@@ -195,7 +196,9 @@ def _read(file: Path) -> tuple[RunSpec, list[ClientId], str]:
         saved = {"inputs": "", **unsealed(file.read_bytes())}  # once it was written without
         if set(saved) != {"agreement", "clients", "inputs"}:
             raise WireError(f"it holds {sorted(saved)}")
-        return checked(RunSpec, json.dumps(saved["agreement"])), list(saved["clients"]), str(saved["inputs"])
+        defaults = {f.name: f.default for f in fields(RunSpec) if f.default is not MISSING}  # older runs say less
+        said = checked(RunSpec, json.dumps({**defaults, **saved["agreement"]}))
+        return said, list(saved["clients"]), str(saved["inputs"])
     except (OSError, ValueError, TypeError, WireError) as error:
         raise CoterieError(f"{file} cannot be read ({error}); restore it, or begin with another --out.") from error
 
