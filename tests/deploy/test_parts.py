@@ -267,7 +267,7 @@ def test_the_app_folder_is_one_that_flower_takes() -> None:
 
 
 def test_bytes_are_normalised_by_all_clients_together() -> None:
-    """Of 10 and 30 samples: inside the clients (0.3^2 + 3 * 0.03^2) / 4, between their means (0.3^2 + 3 * 0.1^2) / 4."""
+    """10 and 30 samples: inside clients (0.3^2 + 3 * 0.03^2) / 4, between their means (0.3^2 + 3 * 0.1^2) / 4."""
     both = {"a": HELLO, "b": Hello("b", (1, 8, 8), 10, "uint8", 30, (0.1,), (0.03,))}
     normalise = pooled(both)
     assert normalise.mean == pytest.approx((0.2,))

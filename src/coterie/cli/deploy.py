@@ -32,7 +32,7 @@ TargetOption = Annotated[
 ]
 ReadOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="how the data are read: scenario.missing=mean, scenario.ignore=id, ..."),
+    typer.Option("--set", help="how data are read: scenario.missing=mean, task=regression; loss=file.py:f"),
 ]
 MemoryOption = Annotated[
     Path | None, typer.Option("--memory", help="folder of what it keeps between rounds (default: .coterie/NAME)")
@@ -165,12 +165,14 @@ def join(
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
     root = memory or place(Path(".coterie"), name)
-    how, task = reading_of(assignments, target_column=target_column)
+    code: list[str] = []
+    how, task = reading_of(assignments, code, target_column=target_column)
     device = Device(
         name,
         client_data(data, name, task, how),
         root,
         model,
+        code=code,
         most_epochs=most_epochs,
         secret=own_secret(root),
         consent=consent,

@@ -75,15 +75,17 @@ class Task:
         population: Population,
         *,
         task: TaskName = "auto",
-        loss: LossChoice | LossFn = "auto",
+        loss: LossChoice | LossFn | str = "auto",
         metric: str | Metric | MetricFn = "auto",
         dtype: torch.dtype = torch.float32,
     ) -> Task:
         """The task of training `model` (a builder, or a ready network) on a population's data.
 
         With `task="auto"` it is of the kind that the population's targets are, with `loss="auto"` the loss is that of
-        the kind. A loss that the user gives gets the targets as they are: the scale is then the user's, too.
+        the kind. A loss that the user gives gets the targets as they are: the scale is then the user's, too. Loss and
+        metric may also be named as code, `file.py:NAME`.
         """
+        loss, metric = user_code.loaded_if_code(loss, "loss"), user_code.loaded_if_code(metric, "metric")
         if not isinstance(model, nn.Module):
             first = user_code.build(model)
             model = (
@@ -107,7 +109,7 @@ class Task:
         # two samples, or a mean over the batch looks like its only entry
         return made.settled(loss, own.take(torch.arange(min(2, len(own)))))
 
-    def settled(self, loss: LossChoice | LossFn, sample: Samples) -> Task:
+    def settled(self, loss: Any, sample: Samples) -> Task:
         """The task with this loss, once the network has answered a sample: "auto" is what fits its outputs."""
         module = self._build().eval()
         output = self._first_output(module, sample)

@@ -99,6 +99,7 @@ class RemoteFederation(Engine):
         path: str = "deployment",
         go_on: str = "coterie serve --resume",
         inputs: str = "",
+        strict: bool = True,
         note: Note = silent,
         on_saved: Callable[[int, list[ClientId]], None] = silent,
     ) -> None:
@@ -109,7 +110,7 @@ class RemoteFederation(Engine):
         self.memory: dict[ClientId, Memory] = {}
         self._transport, self._limit = transport, limit
         self._least, self._patience, self._go_on, self._inputs = least, patience, go_on, inputs
-        self._note, self._on_saved = note, on_saved
+        self._strict, self._note, self._on_saved = strict, note, on_saved
         self._known, self._session = set(known), secrets.token_hex(8)
         self._prepared, self._safe = False, 0
         self._silent: set[ClientId] = set()
@@ -175,7 +176,7 @@ class RemoteFederation(Engine):
     def _judge(self, failed: Mapping[ClientId, Failure]) -> None:
         """Who breaks the rules twice is not asked for a while: 4 rounds, then 8, up to 256."""
         for client, failure in failed.items():
-            if failure.kind not in ("wrong shape", "too large"):
+            if failure.kind not in ("wrong shape", "too large") or not self._strict:
                 continue
             self._offences[client] += 1
             if self._offences[client] < _OFFENCES:

@@ -78,9 +78,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if not shape or any(side < 1 for side in shape):
         raise CoterieError(f"The input shape {tuple(shape)} is empty; give (channels, height, width) or (features,).")
     if classes < 1:  # one output is enough for a number
-        raise CoterieError(
-            f"A model needs at least 1 class or number to predict, not {classes}; count the labels again."
-        )
+        raise CoterieError(f"A model predicts at least 1 class or number, not {classes}; count the labels again.")
     return MODELS[name].build(tuple(shape), classes)
 
 

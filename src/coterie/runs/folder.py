@@ -20,7 +20,7 @@ from coterie.core.files import DRAFT, write_whole, writing
 from coterie.core.panels import Panel, load_panels, save_panels
 from coterie.core.states import State
 from coterie.core.task import Task
-from coterie.methods.base import TITLES
+from coterie.methods.local_training import TITLES
 from coterie.runs.checkpoint import Checkpoint, changed_settings
 from coterie.runs.records import (
     CONFIG_FILE,

@@ -12,8 +12,10 @@ from coterie.core.errors import CoterieError
 from coterie.core.files import digest
 from coterie.core.interrupts import pause
 from coterie.core.notes import Note
-from coterie.core.samples import ClientId
+from coterie.core.samples import ClientId, Population
+from coterie.core.task import Task
 from coterie.data.agreed import agreed
+from coterie.data.own import OwnPopulation
 from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import check_name, checked
 from coterie.deploy.client import Device
@@ -28,11 +30,13 @@ from coterie.runs.config import RunConfig
 from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
+from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
 from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, drafted, model_of, odd_ones, usable
 from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.05
+_RATE = "rate.txt"
 _COMMON = ("shape", "classes", "normalise", "class_names", "columns", "task", "target_mean", "target_std")
 
 
@@ -82,10 +86,12 @@ def run_peer(
         connection.agree(to_text(spec))
         connection.look_up_progress()
         folder.write(SCHEMA_FILE, common_schema(spec, device.hello).to_json().encode())
+        task, own = spec.build_task(model_of(config), config.loss, config.metric), agreed(population, spec.terms)
+        wanted = _rated(config, wanted, task, own, name, folder, watcher.note)
         fed = PeerFederation(
             name,
-            spec.build_task(model_of(config), config.loss, config.metric),
-            agreed(population, spec.terms),
+            task,
+            own,
             config.seed,
             connection,
             at_end=lambda: _linger(connection, config.rounds, options.pace),
@@ -94,6 +100,30 @@ def run_peer(
         )
         method = Deployed(wanted, connection, pace=options.pace, note=watcher.note)
         return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
+
+
+def _rated(
+    config: RunConfig,
+    method: PeerMethod[object],
+    task: Task,
+    data: Population,
+    name: ClientId,
+    folder: RunFolder,
+    note: Note,
+) -> PeerMethod[object]:
+    """The method with a learning rate: on own data each peer finds one by a test of its own, and keeps it."""
+    if config.scenario.data is None or method.lr is not None:
+        return method
+    kept = folder.path / _RATE
+    if not kept.is_file():
+        own = OwnPopulation({name: data.client(name)}, task.shape, task.classes, task.normalise)
+        found = found_rate(task, own, method.opt, config.seed)
+        note(found.said)
+        folder.write(_RATE, f"{found.rate}\n".encode())
+    try:
+        return replace(method, lr=float(kept.read_text()))
+    except ValueError as error:
+        raise CoterieError(f"{kept} holds no learning rate; remove it, and one is found again.") from error
 
 
 def network_of(config: RunConfig) -> str:

@@ -190,7 +190,7 @@ class TrainedRun:
             kind=self.kind,
             target_scale=self._form.target_scale,
         )
-        plain = Task.of(self._build, population, task=self.kind, loss=self._loss, dtype=self._dtype)
+        plain = Task.of(self._build, population, task=self.kind, loss=self._minimised, dtype=self._dtype)
         task = method.task(plain)
         fed = Simulator(method, task, population, seed=self.result.seed, options=EngineOptions(workers=1))
         with closing(fed):
@@ -212,7 +212,13 @@ class TrainedRun:
         schema = self.schema
         found: Any = schema.task or ("binary" if schema.classes == 2 else "classification")
         options: Any = self._tables.get("task", "auto")
-        return chosen_kind(options, found, schema.classes, squares=self._loss == "mse")
+        return chosen_kind(options, found, schema.classes, squares=self._minimised == "mse")
+
+    @property
+    def _minimised(self) -> Any:
+        """The loss of the run: as given now, or as its configuration names it."""
+        given = isinstance(self._loss, str) and self._loss == "auto"
+        return str(self._tables.get("loss", "auto")) if given else self._loss
 
     @cached_property
     def _tables(self) -> dict[str, Any]:

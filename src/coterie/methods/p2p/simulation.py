@@ -33,7 +33,8 @@ from coterie.core.states import (
     spread,
     take,
 )
-from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod
+from coterie.methods.base import A, Log, Models, RoundMethod
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.base import (
     Inbox,
     PeerMethod,
