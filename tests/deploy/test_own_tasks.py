@@ -15,6 +15,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.states import State
 from coterie.data.folders import from_file
 from coterie.deploy.client import Device
+from coterie.runs.client_folder import keeping
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.experiment import execute
 from coterie.runs.folder import RunFolder, RunKind
@@ -28,7 +29,7 @@ from .wiring import Here
 NAMES = ("ann", "bob", "cyd")
 
 
-def write(folder: Path, kind: str, samples: int = 30) -> None:
+def write(folder: Path, kind: str, samples: int = 20) -> None:
     """Three clients with a number, a gap now and then, and a town; the target is of the kind that is asked for."""
     g = np.random.default_rng(4)
     folder.mkdir()
@@ -53,7 +54,7 @@ def config(folder: Path, kind: str, **tables: Any) -> RunConfig:
     scenario = {"data": str(folder), "missing": "mean", "normalise": "standard"}
     if kind == "multilabel":
         scenario["target_column"] = "u,v"
-    outputs = {"model": "mlp", "dtype": "float64", "rounds": 3, "seed": 5, "method": "fedavg"}
+    outputs = {"model": "mlp", "dtype": "float64", "rounds": 2, "seed": 5, "method": "fedavg"}
     return from_tables({**outputs, "scenario": scenario, **tables})
 
 
@@ -61,7 +62,14 @@ def served(folder: Path, given: RunConfig, out: Path, notes: Rows | None = None,
     """The run with every client a device of its own, which reads its own file and nothing else."""
     how = {"missing": "mean", "target": given.scenario.target_column}
     devices = {
-        name: Device(name, from_file(folder / f"{name}.csv", name, **how), out / name, given.model, code=code)  # type: ignore[arg-type]
+        name: Device(
+            name,
+            from_file(folder / f"{name}.csv", name, **how),  # type: ignore[arg-type]
+            out / name,
+            given.model,
+            code=code,
+            at_end=keeping(out / name),
+        )
         for name in NAMES
     }
     run = RunFolder.create(out / "run", given.to_toml(), RunKind.SERVED)
@@ -104,16 +112,14 @@ def _toml(folder: Path) -> dict[str, Any]:
 
 
 def test_a_model_that_is_worse_than_a_constant_answer_is_warned_of(tmp_path: Path) -> None:
-    """At a rate of 1e-9 nothing is learnt, and the scores are below those of each client's most frequent class."""
-    write(tmp_path / "data", "classification")
+    """At a rate of 1e-9 nothing is learnt, and no client is served better than by its own constant answer."""
+    write(tmp_path / "data", "regression")
     notes = Rows()
-    given = config(tmp_path / "data", "classification", settings={"lr": 1e-9})
+    given = config(tmp_path / "data", "regression", settings={"lr": 1e-9})
     result = served(tmp_path / "data", given, tmp_path, notes)
     assert result.floor is not None
-    assert any(
-        "not better than where every client always answers its most frequent class" in w for w in result.warnings
-    )
-    assert sum("warning" in note for note in notes.notes) == 1
+    assert [note.split("RMSE")[0] for note in notes.notes if "warning" in note] == ["warning: round 1: the mean "]
+    assert "not better than where every client always answers the mean of its own targets" in result.warnings[0]
 
 
 def test_code_of_the_servers_runs_only_where_the_client_has_named_it(tmp_path: Path) -> None:
@@ -132,3 +138,29 @@ def test_code_of_the_servers_runs_only_where_the_client_has_named_it(tmp_path: P
     result = served(tmp_path / "data", given, tmp_path, code=tuple(names.values()))
     assert (result.metric, result.task) == ("near", "regression")
     assert json.loads((tmp_path / "run/deployment.json").read_text())["agreement"]["loss"] == names["loss"]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("fedavg", {"personalise": "finetune"}), ("ditto", {}), ("fedper", {}), ("ifca", {"k": 2})]
+)
+def test_a_client_uses_its_own_model_afterwards(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """The model that the simulator's client has, from the client's own folder alone; the server has none of its own."""
+    write(tmp_path / "data", "binary")
+    given = config(tmp_path / "data", "binary", method=method, settings={"lr": 0.05, "epochs": 2, **settings})
+    execute(given, tmp_path / "simulated")
+    result = served(tmp_path / "data", given, tmp_path)
+    simulated = load(tmp_path / "simulated")
+    for index, name in enumerate(NAMES):
+        own, file = load(tmp_path / name), tmp_path / f"data/{name}.csv"
+        assert own.clients == (name,)
+        assert own.result.score == result.per_client_score[index]
+        assert list(own.predict(name, file)) == list(simulated.predict(name, file))
+        for mine, theirs in zip(own.model(name).parameters(), simulated.model(name).parameters(), strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    with pytest.raises(CoterieError, match="There is no client 'bob'"):
+        load(tmp_path / "ann").predict("bob", tmp_path / "data/bob.csv")
+    with pytest.raises(CoterieError, match="has the model of ann alone; admit newcomers to a whole run"):
+        load(tmp_path / "ann").admit(tmp_path / "data/bob.csv")
+    if method != "ifca":
+        with pytest.raises(CoterieError, match="is on its own device"):
+            load(tmp_path / "run").predict("ann", tmp_path / "data/ann.csv")

@@ -152,6 +152,7 @@ def join(
     from coterie.deploy.client import Device
     from coterie.deploy.consent import Consent, own_secret, refused_words
     from coterie.deploy.ports import check_address
+    from coterie.runs.client_folder import keeping
     from coterie.runs.experiment import client_data
 
     check_name(name, "--name")
@@ -173,13 +174,14 @@ def join(
         root,
         model,
         code=code,
+        at_end=keeping(root),
         most_epochs=most_epochs,
         secret=own_secret(root),
         consent=consent,
     )
     with _service(f"{name} has left; what it keeps between rounds is kept."):
         client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
-    _say(f"{name}: the run is over")
+    _say(f"{name}: the run is over; use its model with coterie predict {root} --client {name} --data FILE")
 
 
 def peer(

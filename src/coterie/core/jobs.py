@@ -74,7 +74,16 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
     function = getattr(setting.method, job.action, None)
     if not getattr(function, "on_client", False):
         raise CoterieError(f"{setting.method.name} has no client function {job.action!r}.")
-    cohort = Cohort(
+    cohort = cohort_of(setting, job)
+    sent = message if job.rows is None else message.rows(job.rows)
+    assert function is not None
+    with one_thread(), computing_on(setting.task.device):
+        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)
+
+
+def cohort_of(setting: Setting, job: Job) -> Cohort:
+    """The clients of a job, with all they may use."""
+    return Cohort(
         ids=job.ids,
         task=setting.task,
         data=tuple(setting.population.client(client, job.round) for client in job.ids),
@@ -84,7 +93,3 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
         secret=setting.secret,
         least_flip=setting.least_flip,
     )
-    sent = message if job.rows is None else message.rows(job.rows)
-    assert function is not None
-    with one_thread(), computing_on(setting.task.device):
-        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)

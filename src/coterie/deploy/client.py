@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,12 @@ from typing import Any
 from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.federation import SCORES
-from coterie.core.jobs import (
-    Job,
-    Setting,
-    perform,
-)
+from coterie.core.jobs import Job, Outcome, Setting, cohort_of, perform
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population, kind_of
+from coterie.core.states import State, row
 from coterie.core.terminal import shortly
+from coterie.core.threads import one_thread
 from coterie.data.agreed import agreed
 from coterie.data.scaling import Moments, moments
 from coterie.data.schema import MOST_NAMES, schema_of
@@ -28,7 +27,8 @@ from coterie.deploy.consent import Consent
 from coterie.deploy.hello import Hello, short, told_column
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.protocol import Order, Returned, RunSpec
-from coterie.methods.base import Models
+from coterie.methods.base import Models, RoundMethod
+from coterie.methods.served import Examination
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
@@ -57,6 +57,18 @@ def check_work(method: Any, most_epochs: int) -> None:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class AtEnd:
+    """What a client has when a run is judged for the last time: its model, and how it does."""
+
+    name: ClientId
+    spec: RunSpec
+    round: int
+    setting: Setting
+    model: State
+    examined: Examination
+
+
 class Device:
     """A client. What it answers depends on the order, its data and its memory, never on which process answers."""
 
@@ -68,13 +80,14 @@ class Device:
         model: str = "",
         *,
         code: Sequence[str] = (),
+        at_end: Callable[[AtEnd], None] | None = None,
         most_epochs: int = MOST_EPOCHS,
         secret: str | None = None,
         consent: Consent | None = None,
     ) -> None:
         self.name = check_name(name, "--name")
         self._data, self._root, self._most_epochs = data, memory, most_epochs
-        self._own = (model, *code)
+        self._own, self._at_end = (model, *code), at_end
         self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[RunSpec, Setting] = {}
 
@@ -126,8 +139,20 @@ class Device:
         outcome = perform(setting, job, message.with_axis() if order.each else message)
         if outcome.kept:
             memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
+        if order.action == RoundMethod.judge_fully.__name__ and self._at_end is not None:
+            with suppress(CoterieError):  # what it writes for itself is no reason not to answer
+                self._at_end(self._ended(order, setting, job, outcome, message))
         loss = outcome.losses.get(self.name) if self._consent.tells(SCORES) else None
         return Returned(outcome.reply.row(0).encode(), loss)
+
+    def _ended(self, order: Order, setting: Setting, job: Job, outcome: Outcome, message: Message) -> AtEnd:
+        """What this client has once a run is over."""
+        model = outcome.kept_by(0).get("personal")
+        if not isinstance(model, dict):
+            sent = message.with_axis() if order.each else message
+            with one_thread():
+                model = row(setting.method.served(cohort_of(setting, job), sent.open()).models, 0)  # type: ignore[attr-defined]
+        return AtEnd(self.name, order.agreement, order.round, setting, model, outcome.reply.open())
 
     def _setting(self, spec: RunSpec) -> Setting:
         if spec not in self._settings:
