@@ -40,7 +40,8 @@ from coterie.deploy.flower.transport import (
     content_of,
     opened,
 )
-from coterie.deploy.protocol import Hello, Order, Returned, pooled, to_text
+from coterie.deploy.hello import Hello, pooled
+from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.methods.base import Models
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import client_data
@@ -266,10 +267,11 @@ def test_the_app_folder_is_one_that_flower_takes() -> None:
 
 
 def test_bytes_are_normalised_by_all_clients_together() -> None:
+    """10 and 30 samples: inside clients (0.3^2 + 3 * 0.03^2) / 4, between their means (0.3^2 + 3 * 0.1^2) / 4."""
     both = {"a": HELLO, "b": Hello("b", (1, 8, 8), 10, "uint8", 30, (0.1,), (0.03,))}
     normalise = pooled(both)
     assert normalise.mean == pytest.approx((0.2,))
-    assert normalise.std == pytest.approx(((0.0975 - 0.04) ** 0.5,))
+    assert normalise.std == pytest.approx(((0.023175 + 0.03) ** 0.5,))
     flat = pooled({"a": Hello("a", (4,), 2, "float32", 10, (0.5,), (0.3,))})
     assert (flat.mean, flat.std, flat.scale) == ((0.0,), (1.0,), 1.0)
 

@@ -20,14 +20,8 @@ from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
 from coterie.deploy.flower.transport import answer
-from coterie.deploy.protocol import (
-    Hello,
-    Order,
-    Returned,
-    RunSpec,
-    settings_of,
-    to_text,
-)
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order, Returned, RunSpec, settings_of, to_text
 from coterie.deploy.server import RemoteFederation
 from coterie.methods.base import ServerMethod
 

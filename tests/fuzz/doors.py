@@ -18,12 +18,8 @@ from coterie.core.samples import Normalise
 from coterie.core.states import State
 from coterie.data.own import OwnPopulation
 from coterie.deploy.boundary import checked
-from coterie.deploy.protocol import (
-    Hello,
-    Order,
-    RunSpec,
-    to_text,
-)
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order, RunSpec, to_text
 from coterie.methods.base import Models, Trained
 from coterie.methods.embedding.autoencoder import Encoder
 from coterie.runs.config import from_tables

@@ -12,7 +12,8 @@ from typing import Any
 from coterie.core.federation import Failure, Purpose
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
-from coterie.deploy.protocol import Hello, Order, Returned, to_text
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.deploy.server import RemoteFederation
 
 from ..deploy.wiring import run_spec, task_of

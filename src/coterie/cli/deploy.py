@@ -32,7 +32,7 @@ TargetOption = Annotated[
 ]
 ReadOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="how the data are read: scenario.missing=mean, scenario.ignore=id, ..."),
+    typer.Option("--set", help="how data are read: scenario.missing=mean, task=regression; loss=file.py:f"),
 ]
 MemoryOption = Annotated[
     Path | None, typer.Option("--memory", help="folder of what it keeps between rounds (default: .coterie/NAME)")
@@ -152,6 +152,7 @@ def join(
     from coterie.deploy.client import Device
     from coterie.deploy.consent import Consent, own_secret, refused_words
     from coterie.deploy.ports import check_address
+    from coterie.runs.client_folder import keeping
     from coterie.runs.experiment import client_data
 
     check_name(name, "--name")
@@ -165,19 +166,22 @@ def join(
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
     root = memory or place(Path(".coterie"), name)
-    how, task = reading_of(assignments, target_column=target_column)
+    code: list[str] = []
+    how, task = reading_of(assignments, code, target_column=target_column)
     device = Device(
         name,
         client_data(data, name, task, how),
         root,
         model,
+        code=code,
+        at_end=keeping(root),
         most_epochs=most_epochs,
         secret=own_secret(root),
         consent=consent,
     )
     with _service(f"{name} has left; what it keeps between rounds is kept."):
         client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
-    _say(f"{name}: the run is over")
+    _say(f"{name}: the run is over; use its model with coterie predict {root} --client {name} --data FILE")
 
 
 def peer(

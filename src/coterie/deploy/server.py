@@ -21,8 +21,10 @@ from coterie.core.message import Message
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
 from coterie.core.task import Task
+from coterie.data.labels import are_whole
+from coterie.deploy.hello import Hello
 from coterie.deploy.imagined import imagined
-from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
+from coterie.deploy.protocol import Order, Returned, RunSpec
 from coterie.deploy.replies import Expected
 
 R = TypeVar("R")
@@ -98,6 +100,7 @@ class RemoteFederation(Engine):
         path: str = "deployment",
         go_on: str = "coterie serve --resume",
         inputs: str = "",
+        strict: bool = True,
         note: Note = silent,
         on_saved: Callable[[int, list[ClientId]], None] = silent,
     ) -> None:
@@ -108,7 +111,7 @@ class RemoteFederation(Engine):
         self.memory: dict[ClientId, Memory] = {}
         self._transport, self._limit = transport, limit
         self._least, self._patience, self._go_on, self._inputs = least, patience, go_on, inputs
-        self._note, self._on_saved = note, on_saved
+        self._strict, self._note, self._on_saved = strict, note, on_saved
         self._known, self._session = set(known), secrets.token_hex(8)
         self._prepared, self._safe = False, 0
         self._silent: set[ClientId] = set()
@@ -164,27 +167,17 @@ class RemoteFederation(Engine):
         }
 
     def _fits(self, client: ClientId, hello: Hello) -> bool:
-        spec = self.spec
-        alike = hello.inputs == (self._inputs or hello.inputs)
-        named = bool(hello.names) == bool(spec.class_names) and set(hello.names) <= set(spec.class_names)
-        if hello.shape == spec.shape and hello.classes <= spec.classes and alike and named:
-            return True
-        if client not in self._refused:
+        why = unlike(hello, self.spec, self._inputs)
+        if why and client not in self._refused:
             self._refused.add(client)
-            why = (
-                "its labels are not those of the run"
-                if not named
-                else f"it has {hello.inputs if self._inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
-                f"classes, the run is about {self._inputs or 'inputs'} of shape {spec.shape} in {spec.classes}"
-            )
             self._note(f"{client} is not admitted: {why}")
             self._transport.tell(client, f"you are not admitted to this run: {why}")
-        return False
+        return not why
 
     def _judge(self, failed: Mapping[ClientId, Failure]) -> None:
         """Who breaks the rules twice is not asked for a while: 4 rounds, then 8, up to 256."""
         for client, failure in failed.items():
-            if failure.kind not in ("wrong shape", "too large"):
+            if failure.kind not in ("wrong shape", "too large") or not self._strict:
                 continue
             self._offences[client] += 1
             if self._offences[client] < _OFFENCES:
@@ -257,7 +250,7 @@ class RemoteFederation(Engine):
             question,
             self.task.template,
             self._limit,
-            imagine=lambda: imagined(question, self.task, self.round, floats=self._inputs == "floats"),
+            imagine=lambda: imagined(question, self.task, self.round, inputs=self._inputs),
             known=self._forms,
         )
         messages: dict[ClientId, Message] = {}
@@ -312,6 +305,33 @@ class RemoteFederation(Engine):
     def close(self) -> None:
         """Let the connection go."""
         self._transport.close()
+
+
+def unlike(hello: Hello, spec: RunSpec, inputs: str = "") -> str:
+    """Why a client's data are not what the run is about; nothing if they are."""
+    kind = "classification" if spec.kind == "binary" else spec.kind
+    if hello.task != kind:
+        return f"its targets are those of {hello.task}, the run is about {kind}"
+    if not _known_labels(hello.names, spec):
+        return "its labels are not those of the run"
+    if {(c.name, c.text) for c in hello.columns} != {(c.name, c.text) for c in spec.columns}:
+        return "the columns of its table are not those of the run"
+    many = hello.classes > spec.classes if kind == "classification" else hello.classes != spec.classes
+    if (hello.shape != spec.shape and not spec.columns) or many or hello.inputs != (inputs or hello.inputs):
+        return (
+            f"it has {hello.inputs if inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
+            f"classes, the run is about {inputs or 'inputs'} of shape {spec.shape} in {spec.classes}"
+        )
+    return ""
+
+
+def _known_labels(names: tuple[str, ...], spec: RunSpec) -> bool:
+    """Whether a client's labels are among the run's: its words, or numbers where one of the two has such as words."""
+    if names and spec.class_names:
+        return set(names) <= set(spec.class_names)
+    if not are_whole((*names, *spec.class_names)):
+        return False
+    return all(0 <= int(name) < spec.classes for name in names)
 
 
 def _payloads(question: Question[Any]) -> dict[ClientId, bytes]:

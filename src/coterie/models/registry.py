@@ -77,8 +77,8 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         raise unknown("model", name, MODELS)
     if not shape or any(side < 1 for side in shape):
         raise CoterieError(f"The input shape {tuple(shape)} is empty; give (channels, height, width) or (features,).")
-    if classes < 2:
-        raise CoterieError(f"A classifier needs at least 2 classes and {classes} was given; count the labels again.")
+    if classes < 1:  # one output is enough for a number
+        raise CoterieError(f"A model predicts at least 1 class or number, not {classes}; count the labels again.")
     return MODELS[name].build(tuple(shape), classes)
 
 

@@ -144,13 +144,24 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
     )
 
 
+def _task(config: RunConfig, population: Population) -> Task:
+    """What a configuration has learnt of a population."""
+    return Task.of(
+        builder_of(config, population),
+        population,
+        task=config.task,
+        loss=config.loss,
+        metric=config.metric,
+        dtype=config.torch_dtype,
+    )
+
+
 def rated(config: RunConfig, population: Population, note: Callable[[str], None]) -> RunConfig:
     """The configuration with a learning rate: own data have one found by a test, unless the user sets one."""
     method = config.build_method(defaults_of(config))
     if config.scenario.data is None or method.lr is not None:
         return config
-    task = Task.of(builder_of(config, population), population, task=config.task, dtype=config.torch_dtype)
-    task = dataclasses.replace(task, use_kernel=config.engine.kernel)
+    task = dataclasses.replace(_task(config, population), use_kernel=config.engine.kernel)
     found = found_rate(task, population, method.opt, config.seed)
     note(found.said)
     return dataclasses.replace(config, settings={**config.settings, "lr": found.rate})
@@ -168,8 +179,7 @@ def check(configs: Sequence[RunConfig]) -> None:
                 f"{config.method} needs the true groups of the clients, which are not known here; "
                 f"leave {config.method} out."
             )
-        model = builder_of(config, population)
-        learnt = Task.of(model, population, task=config.task, dtype=config.torch_dtype)
+        learnt = _task(config, population)
         method.check_classes(learnt)
         in_simulator(method).task(learnt)
 

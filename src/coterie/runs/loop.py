@@ -46,6 +46,7 @@ class RoundLoop:
         self.spent = 0.0
         self.paid: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
         self._constant: float | None = None
+        self._asked = False
         self._began = self._saved = time.monotonic()
         self._kept = -1
         """The round that the newest checkpoint would begin with."""
@@ -165,10 +166,12 @@ class RoundLoop:
         return 1.0 if task.loss == "mse" and task.target_scale is not None else None
 
     def _floor(self, evaluation: Evaluation) -> float | None:
-        """The mean score of a constant answer, counted once; clients elsewhere tell it at the end."""
-        if self._constant is None:
+        """The mean score of a constant answer, counted once; clients elsewhere are asked for it, once."""
+        if self._constant is None and not self._asked:
             told = [] if evaluation.standing is None else evaluation.standing.floor
-            self._constant = mean_known(told) if told else self.fed.floor(evaluation.ids)
+            known = mean_known(told) if told else self.fed.floor(evaluation.ids)
+            self._constant = self.method.floor(self.fed, evaluation.ids) if known is None else known
+            self._asked = True
         return self._constant
 
     def _conclude(self, number: int, tally: Tally, evaluation: Evaluation | None, log: Log) -> None:

@@ -10,7 +10,7 @@ import torch
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.targets import TASKS, TaskName
 
-_UNSAID = {"task": "auto"}
+_UNSAID = {"task": "auto", "loss": "auto", "metric": "auto"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class RunOptions:
     """At least so much time is between two checkpoints."""
     task: TaskName = "auto"
     """What is learnt: classification, binary, multilabel or regression; auto is what the targets clearly are."""
+    loss: str = "auto"
+    """What is minimised: cross_entropy, bce, mse, reconstruction, or file.py:function; auto is that of the task."""
+    metric: str = "auto"
+    """What clients are judged by: a name such as f1 or mae, or file.py:function; auto is that of the task."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:

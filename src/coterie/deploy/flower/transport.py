@@ -26,7 +26,8 @@ from coterie.deploy.boundary import blamed, checked
 from coterie.deploy.client import Device
 from coterie.deploy.flower.compat import ErrorCode
 from coterie.deploy.flower.pieces import Inbox
-from coterie.deploy.protocol import HELLO, Hello, Order, Returned, to_text
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import HELLO, Order, Returned, to_text
 
 GOODBYE, TOLD = "goodbye", "told"
 _RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"

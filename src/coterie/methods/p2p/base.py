@@ -27,7 +27,7 @@ from coterie.core.rows import RowMath
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, concat
 from coterie.core.training import local_sgd
-from coterie.methods.base import LocalTraining
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.topology import NO_PEER, Keys, Topology, draw, peer_key
 
 N = TypeVar("N")

@@ -33,8 +33,9 @@ from coterie.core.states import (
     spread,
     take,
 )
-from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod, ServerMethod
+from coterie.methods.base import A, Log, Models, RoundMethod, ServerMethod
 from coterie.methods.how_many import in_rounds
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.base import (
     Inbox,
     PeerMethod,
