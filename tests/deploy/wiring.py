@@ -19,7 +19,7 @@ from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
-from coterie.deploy.flower.transport import answer
+from coterie.deploy.flower.content import answer
 from coterie.deploy.protocol import (
     Hello,
     Order,
@@ -48,7 +48,7 @@ class Here:
         return {name: device.hello for name, device in self.devices.items() if name not in self.absent}
 
     def deliver(
-        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes], **_: int
     ) -> dict[ClientId, Returned | Failure]:
         answers: dict[ClientId, Returned | Failure] = {}
         for client, payload in payloads.items():
@@ -62,6 +62,9 @@ class Here:
             except CoterieError as error:
                 answers[client] = Failure("crashed", str(error))
         return answers
+
+    def overdue(self) -> tuple[dict[ClientId, Returned | Failure], frozenset[ClientId]]:
+        return {}, frozenset()
 
     def tell(self, client: ClientId, text: str) -> None:
         self.told.append((client, text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from coterie.core.jobs import (
 )
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population, kind_of
+from coterie.core.task import Task
 from coterie.core.terminal import shortly
 from coterie.data.own import agreed_labels
 from coterie.data.scaling import moments
@@ -25,8 +26,8 @@ from coterie.data.schema import MOST_NAMES, schema_of
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
 from coterie.deploy.memory import DiskMemory
-from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
-from coterie.methods.base import Models
+from coterie.deploy.protocol import Hello, Order, Returned, RunSpec, to_text
+from coterie.methods.base import Models, ServerMethod
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
@@ -98,12 +99,21 @@ class Device:
             columns=columns if len(columns) <= MOST_NAMES else (),
         )
 
+    def introduce(self) -> tuple[str, bytes | None]:
+        """What it says of itself, as it is sent."""
+        return to_text(self.hello), None
+
+    def answer(self, text: str, payload: bytes, limit: int) -> tuple[str, bytes]:
+        """What it answers to an order, as it is sent."""
+        returned = self.perform(text, payload, limit=limit)
+        return returned.text, returned.payload
+
     def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> Returned:
         """Run the client function that an order names on its message, keep what it keeps, and encode the reply.
 
         Whatever goes wrong is a `CoterieError`: an order cannot end the process that it was sent to.
         """
-        order = checked(Order, text)
+        order = _order(text)
         with blamed(f"The order {order.action!r} failed here"):
             return self._performed(order, payload, limit)
 
@@ -131,12 +141,24 @@ class Device:
     def _understood(self, spec: RunSpec) -> Setting:
         if spec.shape != tuple(self._data.shape):
             raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(self._data.shape)}.")
-        method = spec.build_method()
-        check_work(method, self._most_epochs)
-        task = method.task(spec.build_task(self._model))
+        method, task = _learnt(spec, self._model, self._most_epochs)
         return Setting(
             method, task, agreed_labels(self._data, spec.class_names), spec.seed, self._secret, self._consent.least_flip
         )
+
+
+@lru_cache(maxsize=1)
+def _order(text: str) -> Order:
+    """The order in a text; the clients of a gateway are sent the same."""
+    return checked(Order, text)
+
+
+@lru_cache(maxsize=1)
+def _learnt(spec: RunSpec, own_model: str, most_epochs: int) -> tuple[ServerMethod[Any], Task]:
+    """The method and the task of a run, which all clients of this process share."""
+    method = spec.build_method()
+    check_work(method, most_epochs)
+    return method, method.task(spec.build_task(own_model))
 
 
 def _short(number: float) -> float:
