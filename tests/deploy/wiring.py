@@ -20,6 +20,7 @@ from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
 from coterie.deploy.flower.content import answer
+from coterie.deploy.gateway import Member
 from coterie.deploy.protocol import (
     Hello,
     Order,
@@ -75,8 +76,9 @@ class Here:
 class Grid:
     """Flower's grid with devices behind it, in this process."""
 
-    def __init__(self, devices: dict[int, Device]) -> None:
-        self.devices, self.replies = devices, dict[str, Message]()
+    def __init__(self, devices: Mapping[int, Member]) -> None:
+        self.devices, self.replies = dict(devices), dict[str, Message]()
+        self.withheld = dict[str, Message]()
         self.silent: set[int] = set()
         self.broken: set[int] = set()
         self.error = ErrorCode.CLIENT_APP_CRASHED
@@ -88,13 +90,12 @@ class Grid:
         names: list[str] = []
         for message in messages:
             node = message.metadata.dst_node_id
-            name = f"{len(self.replies)}-{node}-{len(names)}"
+            name = f"{len(self.replies) + len(self.withheld)}-{node}-{len(names)}"
             message.metadata.__dict__["_message_id"] = name
             reply = answer(self.devices[node], message)
             if node in self.broken:
                 reply = Message(Error(code=self.error, reason="broken"), reply_to=message)
-            if node not in self.silent:
-                self.replies[name] = reply
+            (self.withheld if node in self.silent else self.replies)[name] = reply
             names.append(name)
         return names
 

@@ -90,6 +90,12 @@ def serve(
     clients: Annotated[int, typer.Option("--clients", help="begin when so many clients are there")] = 2,
     timeout: Annotated[float, typer.Option("--timeout", help="seconds a client may take for an answer")] = 120.0,
     patience: Annotated[float, typer.Option("--patience", help="seconds to wait for clients")] = 300.0,
+    quorum: Annotated[
+        float | None, typer.Option("--quorum", help="close a round when this share of its clients has answered")
+    ] = None,
+    late: Annotated[
+        str | None, typer.Option("--late", help="what becomes of later replies: drop, or use in the next round")
+    ] = None,
     certs: CertsOption = None,
     superlink: Annotated[
         str | None, typer.Option("--superlink", help="HOST:PORT of a running SuperLink (--isolation process)")
@@ -106,7 +112,8 @@ def serve(
     if (config is None) == (resume is None):
         raise CoterieError("Give either --config run.toml for a new run, or --resume FOLDER to go on with one.")
     settings = from_tables(read_tables(config)) if config is not None else config_of(resume or Path())
-    settings = settings if rounds is None else replace(settings, rounds=rounds)
+    given: dict[str, Any] = {"rounds": rounds, "quorum": quorum, "late": late}
+    settings = replace(settings, **{key: value for key, value in given.items() if value is not None})
     folder = resume or out or Path("runs") / f"{settings.method}-served-seed{settings.seed}"
     options = deploy.ServeOptions(clients, timeout, patience, max_megabytes * _MEGABYTE)
     security = None if certs is None else superlinks.ServerSecurity.of(certs)

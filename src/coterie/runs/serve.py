@@ -157,6 +157,7 @@ def conduct(
         path="clients over Flower",
         go_on=folder.go_on,
         inputs=inputs,
+        quorum=config.closing,
         note=watcher.note,
         on_saved=lambda _, clients: _write(folder, spec, clients, inputs),
     )
