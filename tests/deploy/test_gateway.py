@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import stat
 import time
 from collections.abc import Iterator
@@ -15,20 +15,26 @@ from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Failure
 from coterie.core.quorum import Quorum
+from coterie.core.states import spread
 from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
 from coterie.deploy.bundle import Letter, bundled, unbundled
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.client import Device
 from coterie.deploy.consent import Consent
-from coterie.deploy.flower.superlink import ServerSecurity
+from coterie.deploy.flower.directory import Names
+from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport, _shared_out
 from coterie.deploy.gateway import Gateway
 from coterie.deploy.protocol import Order, Returned
 from coterie.deploy.server import RemoteFederation
 from coterie.methods.base import Models
+from coterie.runs.config import from_tables, read_tables
+from coterie.runs.experiment import execute
+from coterie.runs.folder import RunFolder
 from coterie.runs.loop import RoundLoop
 from coterie.runs.options import RunOptions
+from coterie.runs.serve import ServeOptions, conduct
 
 from ..tiny import made
 from .processes import LONG, Command, free_port
@@ -60,8 +66,8 @@ def test_bundles_that_are_none_are_refused(names: list[str], places: list[int], 
     skeleton = {"names": names, "texts": [""] * len(names), "places": places, "parts": [{"$tensor": "parts/0"}]}
     with pytest.raises(WireError, match=wrong):
         unbundled(wire.encode_packed(skeleton, {"parts/0": parts}))
+    fine = {"names": ["a"], "texts": [""], "places": [0], "parts": [{"$tensor": "parts/0"}]}
     with pytest.raises(WireError, match="not bytes"):
-        fine = {"names": ["a"], "texts": [""], "places": [0], "parts": [{"$tensor": "parts/0"}]}
         unbundled(wire.encode_packed(fine, {"parts/0": parts.float()}))
 
 
@@ -96,7 +102,7 @@ def test_what_one_client_refuses_is_its_own_failure(digits: OwnPopulation, tmp_p
     spec = run_spec(made("fedavg"), digits)
     order = Order(spec, "train", "aa", 0, 1, 0, each=False)
     payload = wire.encode(Models(task_of(spec).init(0)))
-    answers = transport.deliver("train", order, {a.name: payload, b.name: b"nonsense", c.name: payload})
+    answers = transport.deliver("train", order, {a.name: payload, b.name: b"no", c.name: payload})
     assert isinstance(answers[a.name], Returned)
     refused, shy_one = answers[b.name], answers[c.name]
     assert isinstance(refused, Failure)
@@ -143,12 +149,13 @@ def test_a_round_closes_at_its_quorum_and_the_late_reply_is_used_in_the_next(
     assert float(second.value.size[3]) == pytest.approx(own_size / 3**0.5)
     # at the end all are waited for
     grid.silent, grid.withheld = {14}, {}
-    assert fed.ask(method.judge, fed.ids, same=sent, purpose="evaluation").failed[slow].kind == "late"
+    each = Models(spread(sent.models, 4))
+    assert fed.ask(method.judge, fed.ids, each=each, purpose="evaluation").failed[slow].kind == "late"
     grid.silent = set()
     grid.replies |= grid.withheld
     fed.settle()
     assert slow in fed.ids
-    assert not fed.ask(method.judge, fed.ids, same=sent, purpose="evaluation").failed
+    assert not fed.ask(method.judge, fed.ids, each=each, purpose="evaluation").failed
 
 
 def test_the_key_of_a_gateway_bears_the_names_of_its_clients(tmp_path: Path) -> None:
@@ -164,7 +171,7 @@ def test_the_key_of_a_gateway_bears_the_names_of_its_clients(tmp_path: Path) -> 
 
 
 RUN = """
-method = "{method}"
+method = "fedavg"
 rounds = 2
 seed = 3
 dtype = "float64"
@@ -176,57 +183,46 @@ samples = 12
 test_samples = 10
 [settings]
 epochs = 1
-{more}
 """
+NAMES = ("0", "1", "2", "3", "4")
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, SuperLink, Names]]:
     """A gateway of five clients and one client alone, in processes of their own, with TLS and keys."""
     folder, port = tmp_path_factory.mktemp("gateway"), free_port()
-    make_certificates(folder / "certs", ["0", "1", "2", "3", "4"], ["127.0.0.1"], "ward")
+    make_certificates(folder / "certs", NAMES, ["127.0.0.1"], "ward")
     make_certificates(folder / "certs", ["5"], ["127.0.0.1"])
-    (folder / "run.toml").write_text(RUN.format(method="fedavg", more=""))
+    (folder / "run.toml").write_text(RUN)
+    security = ServerSecurity.of(folder / "certs")
     where = ("--server", f"127.0.0.1:{port}", "--data", "run.toml", "--stay")
-    joined = [
-        Command(folder, "ward", "join", *where, "--names", "0,1,2,3,4", "--certs", "certs/clients/ward"),
-        Command(folder, "alone", "join", *where, "--name", "5", "--certs", "certs/clients/5"),
-    ]
-    yield folder, port
-    for client in joined:
-        client.stop()
+    with own_superlink("127.0.0.1", port, security, folder / "superlink.log", 1 << 24) as link:
+        names = link.register(security)
+        joined = [
+            Command(folder, "ward", "join", *where, "--names", ",".join(NAMES), "--certs", "certs/clients/ward"),
+            Command(folder, "alone", "join", *where, "--name", "5", "--certs", "certs/clients/5"),
+        ]
+        try:
+            yield folder, link, names
+        finally:
+            for client in joined:
+                client.stop()
 
 
-@pytest.mark.parametrize(("method", "more"), [("fedavg", ""), ("ifca", "k = 2")])
-def test_processes_behind_a_gateway_end_as_the_simulator(house: tuple[Path, int], method: str, more: str) -> None:
-    folder, port = house
-    (folder / f"{method}.toml").write_text(RUN.format(method=method, more=more))
-    served = Command(
-        folder, f"serve-{method}", "serve", "--config", f"{method}.toml", "--out", method, "--clients", 6,
-        "--port", port, "--certs", "certs", "--quorum", "0.99",
-    )  # fmt: skip
-    alone = Command(folder, f"run-{method}", "run", "--config", f"{method}.toml", "--out", f"{method}-alone")
-    try:
-        served.ends(0, LONG)
-        alone.ends(0, LONG)
-    finally:
-        served.stop()
-        alone.stop()
-    ends = [json.loads((folder / name / "result.json").read_text()) for name in (method, f"{method}-alone")]
-    for key in (
-        "per_client_accuracy",
-        "per_client_score",
-        "client_ids",
-        "clusters",
-        "bytes_up",
-        "bytes_down",
-        "failures",
-    ):
-        assert ends[0][key] == ends[1][key], key
-    models = [sorted((folder / name / "models").glob("*.safetensors")) for name in (method, f"{method}-alone")]
-    assert [file.name for file in models[0]] == [file.name for file in models[1]] != []
-    assert [file.read_bytes() for file in models[0]] == [file.read_bytes() for file in models[1]]
+@pytest.mark.parametrize(("method", "settings"), [("fedavg", {}), ("ifca", {"k": 2})])
+def test_processes_behind_a_gateway_end_as_the_simulator(
+    house: tuple[Path, SuperLink, Names], method: str, settings: dict[str, int]
+) -> None:
+    folder, link, names = house
+    config = from_tables(read_tables(folder / "run.toml"))
+    config = dataclasses.replace(config, method=method, settings={**config.settings, **settings})
+    made_here = RunFolder.create(folder / method, config.to_toml())
+    with link.grid() as grid:
+        transport = FlowerTransport(grid, seconds=LONG, names=names, alive=link.check)
+        remote = conduct(config, made_here, transport, ServeOptions(clients=6, patience=LONG))
+    assert server_side(remote) == server_side(execute(config, None))
     memory = folder / ".coterie"
-    assert {place.name for place in memory.iterdir()} == {"0", "1", "2", "3", "4", "5"}
-    assert all(stat.S_IMODE((memory / name / "secret").stat().st_mode) == 0o600 for name in "012345")
-    assert len({(memory / name / "secret").read_text() for name in "012345"}) == 6
+    assert {place.name for place in memory.iterdir()} == {*NAMES, "5"}
+    secrets = [memory / name / "secret" for name in NAMES]
+    assert all(stat.S_IMODE(secret.stat().st_mode) == 0o600 for secret in secrets)
+    assert len({secret.read_text() for secret in secrets}) == len(NAMES)

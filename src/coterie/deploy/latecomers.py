@@ -100,7 +100,7 @@ class Latecomers:
         """Those who are late because enough others had answered."""
         come = sum(isinstance(answer, Returned) for answer in answers.values())
         slow = {client for client, answer in answers.items() if isinstance(answer, Failure) and answer.kind == "late"}
-        if not self._quorum.closes_early or come < enough or not slow:
+        if not self._quorum.closes_early or not come or len(slow) > len(answers) - enough:
             return set()
         self.busy |= slow
         if purpose == "train":

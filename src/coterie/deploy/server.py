@@ -159,6 +159,7 @@ class RemoteFederation(Engine):
         self._late.settle()
         back = slow & self._fitting(self._transport.look()).keys() if slow else set[ClientId]()
         self._present = tuple(sorted({*self._present, *back}))
+        self._silent -= back
 
     def _fitting(self, there: Hellos) -> Hellos:
         """Clients whose data are what the run is about, and that are not on a break."""

@@ -85,8 +85,8 @@ class FlowerTransport:
     ) -> Answers:
         """One message to each client, and what they answer within the time that is allowed.
 
-        Those who have not answered when `enough` others have (0: all) are late; see `overdue`. `likely` is how many
-        bytes an answer probably has.
+        Those who have not answered when `enough` others have, or have failed to (0: all), are late; see `overdue`.
+        `likely` is how many bytes an answer probably has.
         """
         with self._link_there():
             pending, answers = self._sent(purpose, order, payloads, likely)
@@ -124,12 +124,14 @@ class FlowerTransport:
 
     def _awaited(self, pending: dict[str, _Post], answers: Answers, enough: int) -> Answers:
         began = looked = time.monotonic()
-        rest, come = POLL_SECONDS, 0
+        rest, come, closed = POLL_SECONDS, 0, False
+        may_be_late = len(answers) + _clients_of(pending) - enough
         while pending and time.monotonic() - began < self._seconds:
             arrived = self._arrived(pending)
             come += sum(isinstance(answer, Returned) for answer in arrived.values())
             answers |= arrived
-            if not pending or come >= enough:
+            closed = come > 0 and _clients_of(pending) <= may_be_late
+            if closed or not pending:
                 break
             rest = POLL_SECONDS if arrived else min(rest * 1.5, _LONGEST_POLL_SECONDS)
             pause(rest)
@@ -137,10 +139,10 @@ class FlowerTransport:
                 looked = time.monotonic()
                 self._alive()
                 answers |= self._gone(pending)
-        if come >= enough:
+        if closed:
             self._overdue |= pending
-            closed = Failure("late", f"the round was closed when {come} others had answered")
-            return answers | {name: closed for post in pending.values() for name in post.names}
+            late = Failure("late", f"the round was closed when {come} others had answered")
+            return answers | {name: late for post in pending.values() for name in post.names}
         return answers | self._given_up(pending)
 
     def _arrived(self, pending: dict[str, _Post]) -> Answers:
@@ -204,6 +206,10 @@ class FlowerTransport:
 
     def close(self) -> None:
         """The caller that opened the grid closes it."""
+
+
+def _clients_of(pending: Mapping[str, _Post]) -> int:
+    return sum(len(post.names) for post in pending.values())
 
 
 def _shared_out(names: Sequence[ClientId], size: int, limit: int) -> Iterator[Sequence[ClientId]]:
