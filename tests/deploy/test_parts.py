@@ -27,6 +27,7 @@ from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.flower.client import Security
+from coterie.deploy.flower.content import content_of, opened
 from coterie.deploy.flower.link import RequestFilter
 from coterie.deploy.flower.pieces import (
     FRAMING,
@@ -35,11 +36,7 @@ from coterie.deploy.flower.pieces import (
     put_together,
 )
 from coterie.deploy.flower.superlink import ServerSecurity
-from coterie.deploy.flower.transport import (
-    FlowerTransport,
-    content_of,
-    opened,
-)
+from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.hello import Hello, pooled
 from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.methods.base import Models
@@ -229,7 +226,7 @@ def test_nodes_are_known_by_our_names_and_errors_by_what_they_reply_to(digits: O
     a, b, c = list(devices(digits, tmp_path).values())[:3]
     heard: list[str] = []
     grid = Grid({11: a, 12: b, 13: c})
-    names = {11: a.name, 12: b.name, 13: "somebody else"}
+    names = {11: [a.name], 12: [b.name], 13: ["somebody else"]}
     transport = FlowerTransport(grid, seconds=0.5, names=names, note=heard.append)  # type: ignore[arg-type]
     assert set(transport.look()) == {a.name, b.name}
     assert "its key is that of 'somebody else'" in heard[0]

@@ -91,8 +91,8 @@ def flower() -> list[Door]:
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.task_identity import TaskIdentity
 
+    from coterie.deploy.flower.content import content_of, opened
     from coterie.deploy.flower.pieces import put_together
-    from coterie.deploy.flower.transport import content_of, opened
 
     TaskIdentity._task_id = TaskIdentity._run_id = TaskIdentity._node_id = 1  # only a task of Flower's makes messages
     message = Message(content_of(to_text(HELLO), b"payload" * 5), 1, "query.hello")

@@ -47,7 +47,9 @@ class _Recorder:
     def look(self) -> Mapping[str, Hello]:
         return {name: device.hello for name, device in self.devices.items()}
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes], **_: int
+    ) -> dict[str, Returned | Failure]:
         answers: dict[str, Returned | Failure] = {}
         for name, payload in payloads.items():
             answers[name] = returned = self.devices[name].perform(to_text(order), payload)
@@ -119,7 +121,9 @@ class _Forger(_Recorder):
         super().__init__(devices)
         self.whose, self.replies = whose, dict[tuple[str, bytes], bytes]()
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes], **_: int
+    ) -> dict[str, Returned | Failure]:
         answers: dict[str, Returned | Failure] = {}
         for name, payload in payloads.items():
             known = (f"{name} {order.action}", payload)

@@ -137,6 +137,11 @@ def _client_files(folder: Path) -> dict[ClientId, Path]:
     return files
 
 
+def files_of_clients(folder: Path) -> dict[ClientId, Path]:
+    """The file, or the folder of images, of every client in a folder that has one for each."""
+    return _client_files(folder) or {place.name: place for place in sorted(folder.iterdir()) if place.is_dir()}
+
+
 def client_file(folder: Path, client: ClientId) -> Path | None:
     """The file of one client in a folder that has one for each."""
     return _client_files(folder).get(client)

@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from coterie.core.jobs import Job, Outcome, Setting, client_function, cohort_of,
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population, kind_of
 from coterie.core.states import State, row
+from coterie.core.task import Task
 from coterie.core.terminal import shortly
 from coterie.core.threads import one_thread
 from coterie.data.agreed import agreed
@@ -26,7 +27,7 @@ from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
 from coterie.deploy.hello import Hello, short, told_column
 from coterie.deploy.memory import DiskMemory
-from coterie.deploy.protocol import Order, Returned, RunSpec
+from coterie.deploy.protocol import Order, Returned, RunSpec, to_text
 from coterie.methods.base import Models, RoundMethod
 from coterie.methods.how_many import in_rounds
 from coterie.methods.served import Examination
@@ -118,12 +119,21 @@ class Device:
             target_deviation=targets.deviation,
         )
 
+    def introduce(self) -> tuple[str, bytes | None]:
+        """What it says of itself, as it is sent."""
+        return to_text(self.hello), None
+
+    def answer(self, text: str, payload: bytes, limit: int) -> tuple[str, bytes]:
+        """What it answers to an order, as it is sent."""
+        returned = self.perform(text, payload, limit=limit)
+        return returned.text, returned.payload
+
     def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> Returned:
         """Run the client function that an order names on its message, keep what it keeps, and encode the reply.
 
         Whatever goes wrong is a `CoterieError`: an order cannot end the process that it was sent to.
         """
-        order = checked(Order, text)
+        order = _order(text)
         with blamed(f"The order {order.action!r} failed here"):
             return self._performed(order, payload, limit)
 
@@ -162,11 +172,23 @@ class Device:
         data = agreed(self._data, spec.terms)
         if spec.shape != tuple(data.shape):
             raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(data.shape)}.")
-        settings = spec.build_method()
-        check_work(settings, self._most_epochs)
-        method = in_rounds(settings)
-        task = method.task(spec.build_task(*self._own))
+        method, task = _learnt(spec, self._own, self._most_epochs)
         return Setting(method, task, data, spec.seed, self._secret, self._consent.least_flip)
+
+
+@lru_cache(maxsize=1)
+def _order(text: str) -> Order:
+    """The order in a text; the clients of a gateway are sent the same."""
+    return checked(Order, text)
+
+
+@lru_cache(maxsize=1)
+def _learnt(spec: RunSpec, own: tuple[str, ...], most_epochs: int) -> tuple[RoundMethod[Any], Task]:
+    """The method and the task of a run, which all clients of this process share."""
+    settings = spec.build_method()
+    check_work(settings, most_epochs)
+    method = in_rounds(settings)
+    return method, method.task(spec.build_task(*own))
 
 
 def message_type(function: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coterie.core.errors import UNREADABLE, CoterieError, unknown
+from coterie.core.quorum import LateRule
 from coterie.core.settings import (
     changed_fields,
     coerce,
@@ -204,5 +205,5 @@ def _set(settings: Mapping[str, Any]) -> dict[str, Any]:
 _PLAIN: dict[str, Any] = {
     "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
     "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
-    "track": tuple[str, ...], "task": TaskName, "loss": str, "metric": str,
+    "track": tuple[str, ...], "task": TaskName, "loss": str, "metric": str, "quorum": float, "late": LateRule,
 }  # fmt: skip

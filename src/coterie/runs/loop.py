@@ -72,6 +72,8 @@ class RoundLoop:
                     after = wire.laid_out(stepped)  # as a checkpoint would give it back
                     tally = self.fed.tally
                     due = number % self.options.evaluate_every == 0 or number == self.rounds - 1
+                    if number == self.rounds - 1:
+                        self.fed.settle()
                     latest = self.evaluator.evaluate(after, last=number == self.rounds - 1) if due else None
                     with defer_interrupts():
                         state, reached, evaluation = after, number + 1, latest
@@ -239,6 +241,11 @@ class RoundLoop:
             self._save(state, reached)
         return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost", self.folder.go_on)
 
+    def _notes(self) -> list[str]:
+        closing, health = self.options.closing, self.health
+        late = health.lost.get("late", 0)
+        return [closing.summary(late, health.used_late, health.age)] if closing.closes_early else []
+
     def _finish(self, state: Any, evaluation: Evaluation) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has evaluated once more
         used = {*(evaluation.clusters or ()), *(self.method.clusters(state, self.fed.ids) or ())}
@@ -272,6 +279,7 @@ class RoundLoop:
             unseen_score=evaluation.unseen_score,
             lost=dict(self.health.lost),
             warnings=list(self.health.warnings),
+            notes=self._notes(),
             title=self.method.training.title,
             models=models,
             state=state,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from coterie.core.samples import ClientId
 from coterie.core.wire import WireError
 from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import checked
+from coterie.deploy.flower.directory import Names
 from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.hello import Hello
@@ -94,7 +94,7 @@ def _served_by_own(
     resume: bool,
 ) -> Result:
     with own_superlink(host, port, security, folder.path / "superlink.log", options.limit) as link:
-        names = link.register(security.clients) if security is not None and security.clients else None
+        names = link.register(security) if security is not None and security.clients else None
         lock = "TLS and keys" if names else "TLS" if security is not None else "no TLS"
         watcher.note(f"waiting for {options.clients} clients at {host}:{port} ({lock})")
         return _served(config, folder, options, link, names, watcher, resume)
@@ -105,7 +105,7 @@ def _served(
     folder: RunFolder,
     options: ServeOptions,
     link: SuperLink,
-    names: Mapping[int, ClientId] | None,
+    names: Names | None,
     view: View,
     resume: bool,
 ) -> Result:
@@ -167,6 +167,7 @@ def conduct(
         path="clients over Flower",
         go_on=folder.go_on,
         inputs=inputs,
+        quorum=config.closing,
         note=watcher.note,
         on_saved=lambda _, clients: _write(folder, spec, clients, inputs),
     )

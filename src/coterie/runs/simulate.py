@@ -24,7 +24,7 @@ from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.runs.folder import IN_PYTHON, RunFolder
 from coterie.runs.loop import RoundLoop
-from coterie.runs.options import RunOptions
+from coterie.runs.options import RunOptions, check_quorum
 from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
 from coterie.runs.view import View, Views
@@ -65,6 +65,7 @@ def simulate(
         method.check_classes(task)
     for remark in remarks(population) if is_own(population) else ():
         views.note(remark)
+    check_quorum(method, options)
     method = _with_rate(method, population)
     if isinstance(method, LocalTraining) and method.lr is None and is_own(population):
         method = dataclasses.replace(method, lr=_own_rate(method, task, population, options.seed, out, views))
@@ -76,6 +77,7 @@ def simulate(
         seed=options.seed,
         faults=faults,
         options=engine,
+        quorum=options.closing,
         note=views.note,
         progress=views.progress,
     )

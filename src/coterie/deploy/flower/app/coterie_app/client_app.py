@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from coterie.deploy.boundary import place
 from coterie.deploy.client import Device
 from coterie.deploy.consent import MOST_QUESTIONS, Consent, own_secret, refused_words
-from coterie.deploy.flower.transport import answer
+from coterie.deploy.flower.content import answer
 from coterie.runs.client_folder import keeping
 from coterie.runs.config import ScenarioConfig
 from coterie.runs.experiment import client_data
