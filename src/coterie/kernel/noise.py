@@ -28,8 +28,8 @@ def masks(
         for first in range(0, samples, batch):
             number = min(batch, samples - first)
             for place, layer in zip(places, layers, strict=True):
-                drawn = _drawn(layer, number, generator, dtype).flatten(1)
-                ordered = drawn.T if place < linear else drawn
+                drawn = _drawn(layer, number, generator, dtype)
+                ordered = drawn.movedim(0, -1) if place < linear else drawn
                 found[at : at + drawn.numel()].view(ordered.shape).copy_(ordered)
                 at += drawn.numel()
     return found
@@ -39,4 +39,4 @@ def _drawn(layer: Layer, samples: int, generator: torch.Generator, dtype: torch.
     """One layer's, in one step. Drawn in memory's order: on torch's path maps have their channels innermost."""
     layout = torch.channels_last if len(layer.shape) == 3 else torch.contiguous_format
     noise = torch.empty((samples, *layer.shape), dtype=dtype, memory_format=layout)
-    return noise.bernoulli_(1 - layer.rate, generator=generator)
+    return noise.bernoulli_(1 - layer.rate, generator=generator).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""ResNets: ResNet-18 with a stem that fits the image size, ResNet-8, and both with group instead of batch normalisation."""
+"""ResNets: ResNet-18 with a stem that fits the image size, ResNet-8, and both with group normalisation."""
 
 from __future__ import annotations
 
