@@ -117,9 +117,7 @@ class Additions(Settings):
         if self.metric != "loss" or self.judge != "half":
             return super().train(c, models)
         halves = [_halves(c.seed, client, data.train) for client, data in zip(c.ids, c.data, strict=True)]
-        data = tuple(
-            ClientData(half[0], own.test, own.valid) for half, own in zip(halves, c.data, strict=True)
-        )
+        data = tuple(ClientData(half[0], own.test, own.valid) for half, own in zip(halves, c.data, strict=True))
         return super().train(replace(c, data=data), models)
 
     def judged(self, c: Cohort) -> list[Samples]:
