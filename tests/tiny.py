@@ -28,7 +28,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "fedsoft": {"k": 3},
     "embedding": {"encoder_rounds": 2, "encoder_steps": 8},
 }
-"""Settings that a method needs on the tiny population; the autoencoder is pretrained briefly: a law needs no more."""
+"""Settings that a method needs on the tiny population; a law needs no well trained autoencoder."""
 
 
 @lru_cache(maxsize=1)

@@ -278,7 +278,7 @@ def test_panels_show_collapse_lambda_and_adjacency(digits: OwnPopulation) -> Non
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("domains", 0), ("beta", 0.0), ("beta", 1.5), ("sharpness", 0.0), ("few", -1.0), ("bottleneck", 0),
+        ("domains", -1), ("beta", 0.0), ("beta", 1.5), ("sharpness", 0.0), ("few", -1.0), ("bottleneck", 0),
         ("rank", 0), ("w_limit", 0.0), ("alone_epochs", 0),
         ("features", 0), ("ridge", 0.0), ("teacher_every", 0), ("classifier_lr", 0.0),
     ],

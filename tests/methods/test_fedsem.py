@@ -45,6 +45,6 @@ def test_fewer_vectors_than_centres_are_one_cluster(digits: OwnPopulation) -> No
 
 def test_settings_out_of_range(digits: OwnPopulation) -> None:
     with pytest.raises(CoterieError, match="fedsem: k must be at least 1"):
-        FedSEM(k=0)
+        FedSEM(k=-1)
     with pytest.raises(CoterieError, match="k = 10 centres need at least as many clients, but there are 9"):
         run(made("fedsem", k=10), digits, small_net, rounds=1)

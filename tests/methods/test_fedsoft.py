@@ -74,7 +74,7 @@ def _answer(task: Task, models: dict[str, torch.Tensor], k: int, samples: Sample
 
 def test_settings_out_of_range() -> None:
     for settings, says in (
-        ({"k": 0}, "k must be"),
+        ({"k": -1}, "k must be"),
         ({"lam": -1}, "lam must be"),
         ({"every": 0}, "every must be"),
         ({"least": 0}, "least must lie"),

@@ -83,7 +83,7 @@ def test_restarts_draw_again_until_every_model_attracts_someone() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"k": 0}, "k must be at least 1"),
+        ({"k": -1}, "k must be at least 1"),
         ({"score_batch": -1}, "score_batch must be at least 0"),
         ({"restarts": -1}, "restarts must be at least 0"),
         ({"min_share": 0.5, "restarts": 1}, "min_share must be at most 1/k = 0.25"),

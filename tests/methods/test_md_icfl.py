@@ -255,7 +255,7 @@ def test_what_is_refused(digits: OwnPopulation) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"k": 0}, "k must be at least 1, not 0"),
+        ({"k": -1}, "k must be at least 1, or auto, not -1"),
         ({"per_class": 0}, "per_class must be at least 1, not 0"),
         ({"patience": 0}, "patience must be at least 1, not 0"),
         ({"hold": -1}, "hold must be at least 0, not -1"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +25,26 @@ class HasClientFunctions(Protocol):
     @property
     def name(self) -> str:
         """As it is called in errors."""
+
+
+_JOIN = "__"  # a carrier may want the name of an action to be an identifier
+
+
+def action_of(function: Callable[..., Any]) -> str:
+    """How a client function is named in an order: with its part, where a method has several (`part_named`)."""
+    part = getattr(getattr(function, "__self__", None), "part", "")
+    return f"{part}{_JOIN}{function.__name__}" if part else function.__name__
+
+
+def client_function(method: HasClientFunctions, action: str) -> Any:
+    """The client function that an order names."""
+    named = getattr(method, "part_named", lambda part: None if part else method)
+    part, _, name = action.partition(_JOIN)
+    for holder, called in ((named(""), action), (named(part), name)):
+        function = getattr(holder, called, None)
+        if getattr(function, "on_client", False):
+            return function
+    raise CoterieError(f"{method.name} has no client function {action!r}.")
 
 
 @dataclass(frozen=True)
@@ -69,14 +91,32 @@ class Outcome:
         }
 
 
+def _task_of(owner: Any, setting: Setting) -> Task:
+    """The task as the part of the method whose function is called changes it."""
+    return setting.task if owner is setting.method else changed_task(owner, setting.task)
+
+
+@lru_cache(maxsize=16)
+def changed_task(method: Any, task: Task) -> Task:
+    """The task that a method really trains; made once, because its scratch network is."""
+    changed: Task = method.task(task)
+    return changed
+
+
 def perform(setting: Setting, job: Job, message: Message) -> Outcome:
     """Run a client function on its clients, with one thread: all client work of every engine passes here."""
-    function = getattr(setting.method, job.action, None)
-    if not getattr(function, "on_client", False):
-        raise CoterieError(f"{setting.method.name} has no client function {job.action!r}.")
-    cohort = Cohort(
+    function = client_function(setting.method, job.action)
+    cohort = cohort_of(setting, job, function.__self__)
+    sent = message if job.rows is None else message.rows(job.rows)
+    with one_thread(), computing_on(setting.task.device):
+        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)
+
+
+def cohort_of(setting: Setting, job: Job, owner: Any = None) -> Cohort:
+    """The clients of a job, with all they may use; `owner` is the part of the method whose function is called."""
+    return Cohort(
         ids=job.ids,
-        task=setting.task,
+        task=_task_of(owner or setting.method, setting),
         data=tuple(setting.population.client(client, job.round) for client in job.ids),
         round=job.round,
         seed=setting.seed,
@@ -84,7 +124,3 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
         secret=setting.secret,
         least_flip=setting.least_flip,
     )
-    sent = message if job.rows is None else message.rows(job.rows)
-    assert function is not None
-    with one_thread(), computing_on(setting.task.device):
-        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)

@@ -16,6 +16,8 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.terminal import shown
 
 T = TypeVar("T")
+AUTO = "auto"
+"""A setting that may be left to be found out has this key in its metadata, and with it the value that says so."""
 _LARGEST = (1 << 64) - 1  # of a seed; nothing else is nearly as large
 
 
@@ -35,11 +37,19 @@ def quoted(value: Any) -> Any:
 def from_settings(kind: type[T], settings: Mapping[str, Any], owner: str) -> T:
     """Make a dataclass from settings; an unknown key or a wrong type is refused by name."""
     hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in settings:
-        if key not in names:
-            raise unknown(f"setting of {owner}", key, names)
-    return kind(**{key: coerce(hints[key], value, f"{owner}.{key}") for key, value in settings.items()})
+        if key not in known:
+            raise unknown(f"setting of {owner}", key, known)
+    found = {key: value for key, value in settings.items() if value == AUTO and AUTO in known[key].metadata}
+    given = {key: coerce(hints[key], value, f"{owner}.{key}") for key, value in settings.items() if key not in found}
+    return kind(**given, **{key: known[key].metadata[AUTO] for key in found})
+
+
+def left_open(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that say "auto", as they may in Python too, and what that stands for."""
+    able = [f for f in dataclasses.fields(value) if AUTO in f.metadata]
+    return {f.name: f.metadata[AUTO] for f in able if getattr(value, f.name) == AUTO}
 
 
 def coerce(kind: Any, value: Any, key: str) -> Any:
@@ -50,9 +60,7 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
             raise unknown(f"value of {key}", value if isinstance(value, str) else shown(value), map(str, arguments))
         return value
     if origin in (typing.Union, types.UnionType):
-        plain, *others = (a for a in arguments if a is not type(None))
-        if any(value in typing.get_args(other) for other in others):
-            return str(value)  # a word that stands beside the numbers
+        plain = next(a for a in arguments if a is not type(None))
         if value is None or value in ("", "none") or (value == "auto" and plain in (int, float)):
             return None  # a number that is not set is found out
         return coerce(plain, value, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -11,11 +12,13 @@ from torch import Tensor
 from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
 from coterie.core.rng import key64
+from coterie.core.samples import ClientId
 from coterie.core.states import Picked, Stack, count, flat, spread
 from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster, cluster_sizes
+from coterie.methods.counted import Counted, number_of
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,10 @@ class Centres:
 
 
 @dataclass(frozen=True)
-class FedSEM(ModelPerCluster[Centres]):
+class FedSEM(ModelPerCluster[Centres], Counted[Centres]):
     """E-step: every client to the nearest centre; M-step: centres are means. Absent clients keep their vector."""
 
-    k: int = field(default=4, metadata={"help": "number of centres (K)"})
+    k: int = field(default=4, metadata=number_of("centres", "K"))
     layer: Literal["last", "all"] = field(
         default="last", metadata={"help": "cluster on the last layer's weights (the authors' code) or on all"}
     )
@@ -43,14 +46,15 @@ class FedSEM(ModelPerCluster[Centres]):
     summary: ClassVar[str] = "k-means on the clients' parameters, one model per centre"
     state_type: ClassVar[type[Centres]] = Centres
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.k >= 1, "k", "be at least 1")
-
     def init(self, fed: Federation) -> Centres:
         """All centres start from the common model."""
         self._require_clients(fed, self.k, "centres")
         return Centres(spread(fed.task.init(fed.seed), self.k), {}, {})
+
+    def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> Centres:
+        """The centres are the groups' models, and so are the vectors of their members until they train."""
+        centres = self._points(fed.task, models)
+        return Centres(models, dict(cluster), {i: centres[group].clone() for i, group in cluster.items()}, centres)
 
     def step(self, state: Centres, fed: Federation) -> tuple[Centres, Log]:
         """Train from the model of the client's centre, cluster the parameters, average per cluster."""

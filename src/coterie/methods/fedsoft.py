@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from coterie.core.states import Stack, State, concat, count, mix, row, spread, t
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import ServesClusters
+from coterie.methods.counted import Counted, number_of
 from coterie.methods.fedsem import k_means, last_layers
 
 
@@ -44,7 +45,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class FedSoft(ServesClusters[SoftClusters]):
+class FedSoft(ServesClusters[SoftClusters], Counted[SoftClusters]):
     """w_k = argmin f_k(w) + lambda/2 sum_s u_ks |w - c_s|^2;  c_s = sum_k v_sk w_k, v_sk ~ u_ks n_k (Algorithm 1).
 
     The proximal terms together are one towards the client's mixture sum_s u_ks c_s / sum_s u_ks, so a client is sent
@@ -54,7 +55,7 @@ class FedSoft(ServesClusters[SoftClusters]):
     (8 x 8 digits in four rotations: 82 % with centres drawn apart).
     """
 
-    k: int = field(default=4, metadata={"help": "number of centres (S)"})
+    k: int = field(default=4, metadata=number_of("centres", "S"))
     lam: float = field(default=0.1, metadata={"help": "how strongly clients are held near their mixture (lambda)"})
     every: int = field(default=2, metadata={"help": "rounds between two estimates of the importance weights (tau)"})
     least: float = field(default=1e-4, metadata={"help": "least importance weight (sigma)"})
@@ -69,7 +70,6 @@ class FedSoft(ServesClusters[SoftClusters]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.k >= 1, "k", "be at least 1")
         self._require(self.lam >= 0, "lam", "be at least 0")
         self._require(self.every >= 1, "every", "be at least 1")
         self._require(0 < self.least <= 1, "least", "lie in (0, 1]")
@@ -81,6 +81,11 @@ class FedSoft(ServesClusters[SoftClusters]):
                 f"fedsoft: k = {self.k} centres need at least as many clients, but there are {len(fed.ids)}."
             )
         return SoftClusters(spread(fed.task.init(fed.seed), self.k), {}, {})
+
+    def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> SoftClusters:
+        """The centres are the groups' models; clients weigh them when they next take part."""
+        weights = torch.eye(count(models)).clamp_min(self.least)
+        return SoftClusters(models, dict(cluster), {i: weights[group].clone() for i, group in cluster.items()}, True)
 
     def step(self, state: SoftClusters, fed: Federation) -> tuple[SoftClusters, Log]:
         """Estimate weights every tau rounds (and those of clients that have none), train, average into all centres."""
@@ -136,13 +141,13 @@ class FedSoft(ServesClusters[SoftClusters]):
     @on_client("scores")
     def weigh(self, c: Cohort, sent: Models) -> Shares:
         """On the client: which centre has the least loss on each sample, in shares of all samples (n_ks / n_k)."""
-        share = []
+        share, k = [], count(sent.models)
         for client in c.data:
             if not len(client.train):
-                share.append(torch.full((self.k,), 1 / self.k, dtype=torch.float64))
+                share.append(torch.full((k,), 1 / k, dtype=torch.float64))
                 continue
             best = sample_losses(c.task, sent.models, client.train).argmin(0)
-            share.append(torch.bincount(best, minlength=self.k).double() / len(client.train))
+            share.append(torch.bincount(best, minlength=k).double() / len(client.train))
         return Shares(torch.stack(share).clamp_min(self.least), c.size)
 
     @on_client("models")

@@ -5,7 +5,7 @@ No client has a cluster before it chooses one, and newcomers choose as all do, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ from coterie.methods.clustered import (
     distinct_starts,
     least_loss,
 )
+from coterie.methods.counted import Counted, number_of
 from coterie.methods.served import Use
 
 
@@ -39,10 +40,10 @@ class ChosenAndTrained:
 
 
 @dataclass(frozen=True)
-class IFCA(ServesClusters[Clusters]):
+class IFCA(ServesClusters[Clusters], Counted[Clusters]):
     """Broadcast K models; s_i = argmin_j F_i(theta_j); train theta_{s_i}; average per cluster (Algorithm 1)."""
 
-    k: int = field(default=4, metadata={"help": "number of clusters (K)"})
+    k: int = field(default=4, metadata=number_of("clusters", "K"))
     score_batch: int = field(default=0, metadata={"help": "choose on that many training samples; 0: on all"})
     restarts: int = field(default=0, metadata={"help": "draw the initial models again, up to so often, on collapse"})
     min_share: float = field(
@@ -57,7 +58,6 @@ class IFCA(ServesClusters[Clusters]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.k >= 1, "k", "be at least 1")
         self._require(self.score_batch >= 0, "score_batch", "be at least 0")
         self._require(self.restarts >= 0, "restarts", "be at least 0")
         possible = 0 <= self.min_share * self.k <= 1 or not self.restarts
@@ -76,6 +76,10 @@ class IFCA(ServesClusters[Clusters]):
                 break
             models = distinct_starts(fed, self.k, attempt)
         return Clusters(models, {})
+
+    def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> Clusters:
+        """From then on every client picks."""
+        return Clusters(models, dict(cluster))
 
     def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:
         """One round; an empty cluster keeps its model."""

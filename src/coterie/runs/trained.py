@@ -27,6 +27,7 @@ from coterie.data.own import OwnPopulation
 from coterie.data.schema import Schema, read_schema
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import RoundMethod
+from coterie.methods.how_many import HowMany
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
 from coterie.runs.config import from_tables, read_tables
@@ -41,6 +42,7 @@ from coterie.simulation.simulator import EngineOptions, Simulator
 Builder = nn.Module | Callable[[], nn.Module]
 _BATCH = 512
 _NEWCOMER = "newcomer"
+_OF_ONE = (RunKind.PEER, RunKind.CLIENT)
 
 
 def load(
@@ -141,11 +143,13 @@ class TrainedRun:
     @cached_property
     def schema(self) -> Schema:
         """How the clients' data were read."""
-        return read_schema(self.path)
+        return read_schema(self.path if self._folder.kind is not RunKind.NETWORK else self._peer(self.clients[0]).path)
 
     def model(self, client: ClientId) -> ReadyModel:
         """The trained network that a client uses; it takes inputs as the client has them."""
         self._check(client)
+        if self._folder.kind is RunKind.NETWORK:
+            return self._peer(client).model(client)
         method, group, own = self._method, self.groups.get(client), self._own_file(client)
         if own is None:
             form, state = self._form, method.model_of(self._state, client, group)
@@ -153,8 +157,13 @@ class TrainedRun:
             ready = ReadyModel(network, form.normalise, form.target_scale)
         else:
             ready = load_model(own, self._network)
-        ready.network = method.ready(ready.network, self._state, group, self.result.seed)
+        if type(method).ready is not RoundMethod.ready:
+            ready.network = method.ready(ready.network, self._state, group, self.result.seed)
         return ready.eval()
+
+    def _peer(self, client: ClientId) -> TrainedRun:
+        """The run of one peer of a network, in the network's folder."""
+        return load(self.path / "peers" / client, self._model, method=self._given, loss=self._loss)
 
     def predict(self, client: ClientId, x: Any) -> npt.NDArray[Any]:
         """What a client's model says of inputs as the client has them: class names, or numbers in its units.
@@ -173,6 +182,8 @@ class TrainedRun:
         Its data serve to find the group (and, where clients keep a part of the model, to fit that part). The folder
         stays as it is. `x` may be a table or a file that has the targets as well.
         """
+        if self._folder.kind in _OF_ONE:
+            raise CoterieError(f"{self.path} has the model of {self.clients[0]} alone; admit newcomers to a whole run.")
         method = self._method
         if not method.serves_newcomers:
             raise CoterieError(
@@ -190,7 +201,7 @@ class TrainedRun:
             kind=self.kind,
             target_scale=self._form.target_scale,
         )
-        plain = Task.of(self._build, population, task=self.kind, loss=self._loss, dtype=self._dtype)
+        plain = Task.of(self._build, population, task=self.kind, loss=self._minimised, dtype=self._dtype)
         task = method.task(plain)
         fed = Simulator(method, task, population, seed=self.result.seed, options=EngineOptions(workers=1))
         with closing(fed):
@@ -200,8 +211,9 @@ class TrainedRun:
             group = _group(method, state, fed, name)
             model = method.personal_models(state, fed.memory).get(name)
             model = method.model_of(state, name, group) if model is None else model
+        learnt = self._trained_task(plain, lambda: state)
         network = method.ready(
-            filled(task.model, model, f"the model for {name}").to(self._dtype), state, group, self.result.seed
+            filled(learnt.model, model, f"the model for {name}").to(self._dtype), state, group, self.result.seed
         )
         ready = ReadyModel(network, task.normalise, task.target_scale).eval()
         return Newcomer(group, ready, Predictor(ready, self.schema, self.kind, name))
@@ -212,7 +224,13 @@ class TrainedRun:
         schema = self.schema
         found: Any = schema.task or ("binary" if schema.classes == 2 else "classification")
         options: Any = self._tables.get("task", "auto")
-        return chosen_kind(options, found, schema.classes, squares=self._loss == "mse")
+        return chosen_kind(options, found, schema.classes, squares=self._minimised == "mse")
+
+    @property
+    def _minimised(self) -> Any:
+        """The loss of the run: as given now, or as its configuration names it."""
+        given = isinstance(self._loss, str) and self._loss == "auto"
+        return str(self._tables.get("loss", "auto")) if given else self._loss
 
     @cached_property
     def _tables(self) -> dict[str, Any]:
@@ -259,7 +277,12 @@ class TrainedRun:
     def _network(self) -> Builder:
         """What builds the network as the method trains it."""
         task = Task(self._build, self.schema.shape, self.schema.classes, dtype=self._dtype)
-        return self._method.task(task).model
+        return self._trained_task(task, lambda: self._state).model
+
+    def _trained_task(self, task: Task, state: Callable[[], Any]) -> Task:
+        """The task as the method trained it in the end."""
+        method = self._method
+        return method.task_in(state(), task) if isinstance(method, HowMany) else method.task(task)
 
     @cached_property
     def _state(self) -> Any:

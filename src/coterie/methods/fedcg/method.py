@@ -26,14 +26,17 @@ from coterie.core.states import Stack, State, spread, stack
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import A, Log, Models, Trained
+from coterie.methods.clustered import Choice
+from coterie.methods.counted import OPEN
 from coterie.methods.fedcg.alone import RoutedNet
+from coterie.methods.fedcg.asked import begun, least_loss_domain
 from coterie.methods.fedcg.averaging import averaged, samples_by_domain
 from coterie.methods.fedcg.equipartition import weighed
 from coterie.methods.fedcg.features import FeatureFinder, feature_sums
 from coterie.methods.fedcg.finders import Finder, MetadataFinder, ModelFinder, OracleFinder, TeacherFinder
-from coterie.methods.fedcg.graph import FixedAdjacency, Graph, distance_adjacency, fixed_adjacency
+from coterie.methods.fedcg.graph import distance_adjacency
 from coterie.methods.fedcg.messages import Domains, Report, Sent, Sums, Weigh, Weighed
-from coterie.methods.fedcg.network import DomainNet, fedcg
+from coterie.methods.fedcg.network import DomainNet
 from coterie.methods.fedcg.panels import domain_panels, measures
 from coterie.methods.fedcg.settings import Settings
 from coterie.methods.fedcg.wrapping import Wrapping, plain
@@ -61,40 +64,37 @@ class FedCG(Settings):
     state_type: ClassVar[type[Domains]] = Domains
 
     def task(self, task: Task) -> Task:
-        """The same task with domain layers in its network."""
+        """The same task with domain layers in its network, once their number is known."""
+        if self.domains == OPEN:
+            return task
         return replace(task, model=Wrapping(self.network, task.model), _local=threading.local())
 
-    def network(self, base: nn.Module) -> DomainNet:
-        """A network with this method's domain layers."""
-        first: FixedAdjacency = self.graph_start if self.graph == "distance" else self.graph
-        joined = self.graph != "eye" or self.w != "none" or self.sigma != "none"
-        adjacency = None if self.graph == "eye" else fixed_adjacency(first, self.domains, self.beta)
-        graph = Graph(adjacency, self.w, self.sigma, self.bottleneck, self.rank, self.w_limit) if joined else None
-        scale = self.scale if self.agnostic else None
-        return fedcg(base, domains=self.domains, layers=self.layers, graph=graph, scale=scale, start=self.start)
-
     @property
-    def needs_groups(self) -> bool:
-        """Only where the domains are the true groups."""
-        return self.find == "oracle"
-
-    @property
-    def _finder(self) -> Finder:
+    def finder(self) -> Finder:
+        """What finds the domains."""
         return FINDERS[self.find](self)
 
     def init(self, fed: Federation) -> Domains:
         """The network, and domains to begin with."""
-        none, pooled = torch.zeros(0), self.routing == "pooled"
-        return self._finder.begin(Domains(fed.task.init(fed.seed), {}, {}, {}, none, none, pooled, [], {}), fed)
+        return self.finder.begin(self.blank(fed.task.init(fed.seed)), fed)
+
+    def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> Domains:
+        """Ours: domains are the groups that were found, unless the inputs tell the same ones apart."""
+        return begun(self, fed, models, cluster)
 
     def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
         """Only k-means on models must ask newcomers: they train once and go to the nearest centre."""
-        return self._finder.admit(state, fed, new)
+        return self.finder.admit(state, fed, new)
 
     @on_client("features")
     def describe(self, c: Cohort, sent: Nothing) -> Sums:
         """On the client: sums of features and of their products (ours)."""
         return feature_sums(c, self.features)
+
+    @on_client("scores")
+    def choose(self, c: Cohort, sent: Models) -> Choice:
+        """On the client: the domain with the least loss on its training part (ours)."""
+        return Choice(least_loss_domain(c, sent.models))
 
     @on_client("features")
     def weigh(self, c: Cohort, sent: Weigh) -> Weighed:
@@ -114,7 +114,7 @@ class FedCG(Settings):
 
     def step(self, state: Domains, fed: Federation) -> tuple[Domains, Log]:
         """Train network and student on the sampled clients, average, then measure how close domains are."""
-        finder = self._finder
+        finder = self.finder
         ids, state = fed.sample(self.fraction), finder.search(state, fed)
         replies = fed.ask(self.train, ids, each=self._message(state, fed, ids), common=_COMMON)
         replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
@@ -135,14 +135,14 @@ class FedCG(Settings):
         return replace(after, model=model, samples=counts.tolist(), history={**state.history, **history}), log
 
     def _message(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Sent:
-        finder = self._finder
+        finder = self.finder
         domain = finder.domain_of(state, fed, ids)
         return Sent(state.model, finder.teacher(state), state.student, state.pooled, domain)
 
     @on_client("models")
     def train(self, c: Cohort, sent: Sent) -> Report:
         """On the client: every sample trains the residuals of its domain; then the student learns from the teacher."""
-        finder = self._finder
+        finder = self.finder
         seen = [finder.seen(c, sent, index, client.train) for index, client in enumerate(c.data)]
         labels = [finder.taught(c, sent, client.train, own) for client, own in zip(c.data, seen, strict=True)]
         model = local_sgd(c.beside(labels), spread(sent.model, len(c)), self.opt)
@@ -162,7 +162,7 @@ class FedCG(Settings):
 
         Their domains are found without their labels. Samples that are trained on get the domains that training gives.
         """
-        finder = self._finder
+        finder = self.finder
 
         def routed(index: int, samples: Samples) -> Tensor:
             return finder.together(sent, finder.seen(c, sent, index, samples))
@@ -190,7 +190,7 @@ class FedCG(Settings):
     def ready(self, network: nn.Module, state: Domains, group: int | None, seed: int) -> nn.Module:
         """The network that routes its inputs itself."""
         assert isinstance(network, DomainNet)
-        return RoutedNet(network, partial(self._finder.routed, state, -1 if group is None else group, seed), self.soft)
+        return RoutedNet(network, partial(self.finder.routed, state, -1 if group is None else group, seed), self.soft)
 
     def panels(self, state: Domains, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Collapse, the weight of the residuals and the adjacency."""

@@ -6,23 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from coterie.methods.base import ServerMethod
-from coterie.methods.fedcg.graph import Sigma, WKind
+import torch
+from torch import nn
+
+from coterie.core.states import State
+from coterie.methods.counted import Counted, number_of
+from coterie.methods.fedcg.graph import FixedAdjacency, Graph, Sigma, WKind, fixed_adjacency
 from coterie.methods.fedcg.layers import ResidualStart
 from coterie.methods.fedcg.messages import Domains
+from coterie.methods.fedcg.network import DomainNet, fedcg
 
 _LEAF = {
     "epochs": 1, "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0, "optimiser": "sgd"
 }  # fmt: skip
 """Local training in section 4; of the optimiser it says that it is LEAF's."""
-_LEAST = {"domains": 1, "bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}
+_LEAST = {"bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}
 
 
 @dataclass(frozen=True)
-class PaperSettings(ServerMethod[Domains]):
+class PaperSettings(Counted[Domains]):
     """What the paper names, in equations 4 to 6 and in its Tables 3 and 4."""
 
-    domains: int = field(default=4, metadata={"help": "number of domains (D)"})
+    domains: int = field(default=4, metadata=number_of("domains", "D"))
     layers: str = field(
         default="last", metadata={"help": "layers with residuals: last, convolutions, all, or names joined by commas"}
     )
@@ -84,6 +89,7 @@ class Settings(PaperSettings):
         default=False, metadata={"help": "have the teacher use all domains alike over the samples of all clients"}
     )
 
+    counts: ClassVar[str] = "domains"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "robust": {},
         "paper": {
@@ -113,3 +119,22 @@ class Settings(PaperSettings):
         self._require(0 < self.beta <= 1, "beta", "lie in (0, 1]")
         lives = self.start == "random" or self.sigma == "none"
         self._require(lives, "start", f"be random with sigma = {self.sigma}, whose slope at zero is zero")
+
+    @property
+    def needs_groups(self) -> bool:
+        """Only where the domains are the true groups."""
+        return self.find == "oracle"
+
+    def network(self, base: nn.Module) -> DomainNet:
+        """A network with this method's domain layers."""
+        first: FixedAdjacency = self.graph_start if self.graph == "distance" else self.graph
+        joined = self.graph != "eye" or self.w != "none" or self.sigma != "none"
+        adjacency = None if self.graph == "eye" else fixed_adjacency(first, self.domains, self.beta)
+        graph = Graph(adjacency, self.w, self.sigma, self.bottleneck, self.rank, self.w_limit) if joined else None
+        scale = self.scale if self.agnostic else None
+        return fedcg(base, domains=self.domains, layers=self.layers, graph=graph, scale=scale, start=self.start)
+
+    def blank(self, model: State) -> Domains:
+        """A network, and nothing known of domains."""
+        none = torch.zeros(0)
+        return Domains(model, {}, {}, {}, none, none, self.routing == "pooled", [], {})

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 
 import torch
 from torch import Tensor
@@ -62,7 +61,7 @@ def seeding_round(
     mine = torch.tensor([groups[client] for client in replies.ids])
     models = combined(method.aggregate, trained, weights, mine, models, spread(common, len(replies.ids)))
     log: Log = {"seeded": 1, "sizes": cluster_sizes(mine, method.k)}
-    held = fed.round + 1 + ceil(method.hold * len(fed.ids) / max(1, len(ids)))
+    held = method.held_until(fed, len(ids))
     doubts = Doubts(doubted=dict.fromkeys(sorted(set(groups) - set(seeds.groups)), NEVER_MEASURED))
     return replace(state, models=models, cluster=groups, seeds=None, held=held, doubts=doubts), log
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from coterie.core.federation import Federation
+from coterie.core.samples import ClientId
+from coterie.core.states import Stack
 from coterie.methods.base import Trained
 from coterie.methods.clustered import ModelPerCluster
+from coterie.methods.counted import Counted, number_of
 from coterie.methods.md_icfl.messages import Distanced
 
 _CIFAR10 = ("swapped-rotated-cifar10", "rotated-cifar10", "swapped-cifar10", "cycled-cifar10")
 
 
 @dataclass(frozen=True)
-class PaperSettings(ModelPerCluster[Distanced]):
+class PaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
     """What the paper names. Of the shared settings, epochs is its E, batch its B, lr its mu, fraction its R."""
 
-    k: int = field(default=4, metadata={"help": "number of clusters (K)"})
+    k: int = field(default=4, metadata=number_of("clusters", "K"))
     sampling: Literal["back-search", "generator"] = field(
         default="back-search", metadata={"help": "samples by back-search (MD-ICFL-1) or by a generator (MD-ICFL-2)"}
     )
@@ -102,7 +107,7 @@ class Settings(PaperSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("k", "agree", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
+        for key in ("agree", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
         for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip", "trust", "doubt"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
@@ -119,6 +124,14 @@ class Settings(PaperSettings):
     def seeded(self) -> bool:
         """Whether the first clusters are found by our seeding."""
         return self.seeding != "none" and self.k > 1
+
+    def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> Distanced:
+        """Ours: groups that were found are kept for some rounds, as seeded ones are."""
+        return Distanced(models, dict(cluster), {}, {}, held=self.held_until(fed, len(fed.sample(self.fraction))))
+
+    def held_until(self, fed: Federation, participants: int) -> int:
+        """The round until which groups that have just been found are kept."""
+        return fed.round + 1 + ceil(self.hold * len(fed.ids) / max(1, participants))
 
     def weights(self, replies: Trained) -> Tensor:
         """What each client counts in a mean: its samples, or (the paper) 1."""

@@ -73,7 +73,8 @@ def advise(
     rounds, settings = _length(samples, settings)
     plain = with_scenario_rate(FedAvg(**_known_settings(FedAvg, settings)), population)
     if needs_rate(plain, population):
-        learnt = Task.of(model, held, task=given.task, loss=loss, dtype=given.torch_dtype)
+        minimised = given.loss if loss == "auto" else loss
+        learnt = Task.of(model, held, task=given.task, loss=minimised, metric=given.metric, dtype=given.torch_dtype)
         found_lr = found_rate(learnt, held, plain.opt, given.seed)
         note(found_lr.said)
         plain = dataclasses.replace(plain, lr=found_lr.rate)
