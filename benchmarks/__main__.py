@@ -13,10 +13,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import deployment, fedcg_step, peer_methods, sampled, server, training, ward
+from benchmarks import deployment, fedcg_step, networks, peer_methods, sampled, server, training, ward
 
 BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "training": training.measure,
+    "networks": networks.measure,
     "aggregation": server.aggregation,
     "registered": server.registered,
     "sampled-memory": sampled.sampled,

@@ -55,7 +55,7 @@ class Library:
 ONE_THREAD = Setting("1 torch thread", ("--threads", "1"))
 ALL_THREADS = Setting(f"{_CORES} torch threads", ("--threads", str(_CORES)))
 PROCESSES = Setting(f"{_CORES} processes", ("--workers", str(_CORES)))
-OURS = Library("coterie", "ours", (Setting(f"default: kernel, {_CORES} threads"),))
+OURS = Library("coterie", "ours", (Setting(f"default: kernel, {_CORES} threads", ("--workers", str(_CORES))),))
 PEERS = (
     Library("pfl-research", "pfl_research", (ONE_THREAD, ALL_THREADS, PROCESSES), "pfl"),
     Library("fluke", "fluke_fl", (ONE_THREAD, ALL_THREADS), "fluke"),

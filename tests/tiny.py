@@ -22,8 +22,13 @@ from coterie.methods.base import RoundMethod
 from coterie.methods.p2p.simulation import in_simulator
 
 TRAINING: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05}
-OVERRIDES: dict[str, dict[str, Any]] = {"ifca": {"k": 3}, "fedsem": {"k": 3}, "fedsoft": {"k": 3}}
-"""Settings that a method needs on the tiny population."""
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "ifca": {"k": 3},
+    "fedsem": {"k": 3},
+    "fedsoft": {"k": 3},
+    "embedding": {"encoder_rounds": 2, "encoder_steps": 8},
+}
+"""Settings that a method needs on the tiny population; a law needs no well trained autoencoder."""
 
 
 @lru_cache(maxsize=1)

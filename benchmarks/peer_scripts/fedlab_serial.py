@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import time
-
 import benchmarks.peer_scripts.without_torchvision  # noqa: F401 - before the library
 
 # isort: split
@@ -36,11 +34,11 @@ class Pipeline(StandalonePipeline):
 
     def __init__(self, handler: SyncServerHandler, trainer: SGDSerialClientTrainer) -> None:
         super().__init__(handler, trainer)
-        self.times: list[float] = []
+        self.times: list[work.Instant] = []
 
     def evaluate(self) -> None:
         """A round is over."""
-        self.times.append(time.perf_counter())
+        self.times.append(work.now())
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Iterable
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -30,7 +29,7 @@ class Clocked(FedAvg):
             min_train_nodes=work.SAMPLED,
             min_available_nodes=work.CLIENTS,
         )
-        self.times: list[float] = []
+        self.times: list[work.Instant] = []
         self.steps = 0
 
     def aggregate_train(
@@ -39,7 +38,7 @@ class Clocked(FedAvg):
         """The mean of the replies."""
         replies = list(replies)
         found: tuple[ArrayRecord | None, MetricRecord | None] = super().aggregate_train(server_round, replies)
-        self.times.append(time.perf_counter())
+        self.times.append(work.now())
         for reply in replies:
             steps = reply.content.metric_records["metrics"]["steps"] if reply.has_content() else 0
             assert isinstance(steps, int)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import benchmarks.peer_scripts.without_torchvision  # noqa: F401 - before the library
@@ -21,11 +20,11 @@ class Clock(FederationObserver):
     """Notes when each round ends."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.times: list[work.Instant] = []
 
     def end_round(self, round: int) -> None:
         """A round is over."""
-        self.times.append(time.perf_counter())
+        self.times.append(work.now())
 
 
 def main() -> None:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.peer_scripts import work
 from coterie.core.compiled import Refusal
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.task import Task
 from coterie.methods.fedavg import FedAvg
-from coterie.models import build_model
 from coterie.simulation.simulator import EngineOptions, Simulator
 
 
 class Clients:
     """The images as a population."""
 
-    shape, classes = (1, 28, 28), work.CLASSES
-    normalise = Normalise((0.5,), (0.5,), 1 / 255)
-
-    def __init__(self) -> None:
-        images = work.bytes_images()
-        parts = [Samples(*images.client(index)) for index in range(work.CLIENTS)]
+    def __init__(self, job: work.Job) -> None:
+        images = job.raw()
+        parts = [Samples(*images.client(index)) for index in range(job.clients)]
+        self.shape, self.classes = (1, 28, 28), work.CLASSES
+        if job.case:
+            self.shape, self.classes = job.case.shape, job.case.classes
+        self.normalise = Normalise((0.5,), (0.5,), 1 / 255) if images.x.dtype is torch.uint8 else Normalise()
         self._data = {f"{i:03d}": ClientData(part, Samples(part.x[:1], part.y[:1])) for i, part in enumerate(parts)}
         self.ids = tuple(self._data)
 
@@ -58,23 +57,24 @@ def counted_steps(method: FedAvg, task: Task, clients: Clients) -> int:
 def main() -> None:
     """Run the rounds and report."""
     options = work.options()
-    clients = Clients()
-    method = FedAvg(epochs=1, batch=work.BATCH, lr=work.RATE, momentum=0.0, fraction=work.SAMPLED / work.CLIENTS)
-    network = build_model(options.model, clients.shape, clients.classes)
-    network.load_state_dict(work.network(options.model).state_dict())
+    job = work.Job(options.model)
+    clients = Clients(job)
+    method = FedAvg(epochs=1, batch=job.batch, lr=job.rate, momentum=0.0, fraction=job.sampled / job.clients)
+    torch.manual_seed(0)
+    network = nn.Sequential(*job.layers())
     task = Task.of(network, clients)
-    if isinstance(task.compiled, Refusal):
+    if isinstance(task.compiled, Refusal) and not job.case:
         raise SystemExit(f"No kernel: {task.compiled.reason}")
-    federation = Simulator(method, task, clients, seed=0)
+    federation = Simulator(method, task, clients, seed=0, options=EngineOptions(workers=options.workers))
     state, times = method.init(federation), []
     for number in range(options.rounds + 1):
         federation.round = number
         state, _ = method.step(state, federation)
         federation.commit()
-        times.append(time.perf_counter())
+        times.append(work.now())
     federation.close()
-    steps = counted_steps(method, task, clients) * len(times)
-    images = work.float_images()
+    steps = 0 if job.case else counted_steps(method, task, clients) * len(times)
+    images = job.ready()
     before = work.judge(network, images)
     network.load_state_dict(state.model)
     work.report("coterie", times, steps, before, work.judge(network, images))

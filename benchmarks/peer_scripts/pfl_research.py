@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -50,25 +49,26 @@ def main() -> None:
             """Only a count."""
             return {"count": Weighted(len(y), len(x))}
 
-    times: list[float] = []
+    times: list[work.Instant] = []
 
     class Clock(TrainingProcessCallback):
         """Notes when each round ends."""
 
         def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
             """Go on."""
-            times.append(time.perf_counter())
+            times.append(work.now())
             return False, Metrics()
 
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - pfl draws its cohorts from numpy's global generator
-    network = Network(*work.layers(options.model))
-    images = work.float_images()
+    job = work.Job(options.model)
+    network = Network(*job.layers())
+    images = job.ready()
     before = work.judge(network, images)
     network.train()
     # the same objects every time a client is drawn: pfl keeps the slices of a client's batches with them
-    users = [Dataset(images.client(index), user_id=str(index)) for index in range(work.CLIENTS)]
-    federated = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", list(range(work.CLIENTS))))
+    users = [Dataset(images.client(index), user_id=str(index)) for index in range(job.clients)]
+    federated = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", list(range(job.clients))))
     model = PyTorchModel(
         network,
         local_optimizer_create=torch.optim.SGD,
@@ -79,12 +79,12 @@ def main() -> None:
         NNAlgorithmParams(
             central_num_iterations=rounds,
             evaluation_frequency=rounds + 1,
-            train_cohort_size=work.SAMPLED,
+            train_cohort_size=job.sampled,
             val_cohort_size=None,
         ),
         SimulatedBackend(federated, federated, postprocessors=[WeightByDatapoints()]),
         model,
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work.RATE, local_batch_size=work.BATCH),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.rate, local_batch_size=job.batch),
         NNEvalHyperParams(local_batch_size=None),
         callbacks=[Clock()],
         send_metrics_to_platform=False,

@@ -1,19 +1,26 @@
-"""The work every library does: the clients' images, the models, and what a script reports. Needs torch alone."""
+"""The work every library does: the clients' images, the models, and what a script reports. Needs torch alone.
+
+Only the networks of networks.py also need `coterie.models`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from benchmarks.peer_scripts.networks import Case
 
 CLIENTS, SAMPLES, SAMPLED = 100, 600, 10
 BATCH, RATE, CLASSES = 32, 0.1, 10
@@ -31,6 +38,13 @@ class Options:
     workers: int
 
 
+class Instant(NamedTuple):
+    """A moment on the wall's clock and on this process's own."""
+
+    wall: float
+    processor: float
+
+
 class Images(NamedTuple):
     """All clients' images, [clients, samples, 1, 28, 28], and their labels."""
 
@@ -45,10 +59,10 @@ class Images(NamedTuple):
 def options() -> Options:
     """The command line of every script; torch takes the asked number of threads."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=("lenet5", "mlp"), required=True)
+    parser.add_argument("--model", required=True, help="lenet5, mlp, or (pfl_research, ours) one of networks.py")
     parser.add_argument("--rounds", type=int, required=True, help="timed rounds, after one that is not")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
-    parser.add_argument("--workers", type=int, default=1, help="processes, where the library has them")
+    parser.add_argument("--workers", type=int, default=1, help="processes or threads, where the library has them")
     found = Options(**vars(parser.parse_args()))
     torch.set_num_threads(found.threads)
     return found
@@ -86,6 +100,60 @@ def layers(model: str) -> list[nn.Module]:
     ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Job:
+    """A model with its clients: of MNIST's size, 10 of 100 a round; or one of networks.py, 2 of 4 a round."""
+
+    model: str
+
+    @property
+    def case(self) -> Case | None:
+        """Where the model is one of networks.py."""
+        if self.model in ("lenet5", "mlp"):
+            return None
+        from benchmarks.peer_scripts.networks import CASES
+
+        return CASES[self.model]
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return 4 if self.case else CLIENTS
+
+    @property
+    def sampled(self) -> int:
+        """How many a round has."""
+        return 2 if self.case else SAMPLED
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.case.batch if self.case else BATCH
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return 0.01 if self.case else RATE
+
+    def raw(self) -> Images:
+        """All clients' data as they are kept."""
+        if not self.case:
+            return bytes_images()
+        x, y = self.case.data(torch.Generator().manual_seed(0), self.clients * self.case.samples)
+        return Images(x.unflatten(0, (self.clients, -1)), y.unflatten(0, (self.clients, -1)))
+
+    def ready(self) -> Images:
+        """All clients' data as networks read them."""
+        if not self.case:
+            return float_images()
+        raw = self.raw()
+        return Images(self.case.ready(raw.x), raw.y)
+
+    def layers(self) -> list[nn.Module]:
+        """The network, as modules to be called one after the other."""
+        return [self.case.build()] if self.case else layers(self.model)
+
+
 def network(model: str) -> nn.Sequential:
     """A network with the same initial weights in every library."""
     torch.manual_seed(0)
@@ -110,9 +178,16 @@ def judge(model: nn.Module, images: Images) -> float:
     return float(F.cross_entropy(model.eval()(x), y))
 
 
-def report(package: str, times: Sequence[float], steps: int, before: float, after: float) -> None:
+def now() -> Instant:
+    """The present moment."""
+    return Instant(time.perf_counter(), time.process_time())
+
+
+def report(package: str, times: Sequence[Instant], steps: int, before: float, after: float) -> None:
     """Print the one line the benchmark reads. `times` are when rounds ended; up to the first of them is warm-up."""
-    seconds = [end - start for start, end in pairwise(times)]
-    line = {"version": version(package), "seconds": seconds, "steps": steps, "before": before, "after": after}
+    seconds = [end.wall - start.wall for start, end in pairwise(times)]
+    processor = [end.processor - start.processor for start, end in pairwise(times)]
+    line: dict[str, object] = {"version": version(package), "seconds": seconds, "processor": processor}
+    line |= {"steps": steps, "before": before, "after": after}
     sys.stdout.write("\n" + json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -27,15 +27,10 @@ from coterie.deploy.boundary import (
     unbounded,
     whole_number,
 )
+from coterie.deploy.hello import Hello, pooled
 from coterie.deploy.memory import DiskMemory
 from coterie.deploy.presence import Presence
-from coterie.deploy.protocol import (
-    Hello,
-    Order,
-    RunSpec,
-    pooled,
-    to_text,
-)
+from coterie.deploy.protocol import Order, RunSpec, to_text
 from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.folder import RunFolder
@@ -81,9 +76,9 @@ def test_every_field_that_crosses_has_a_range(kind: type) -> None:
         ("mean", [int("9" * 400)]),
         ("mean", [float("nan")]),
         ("mean", [-0.5]),
-        ("square", [float("inf")]),
-        ("square", [-1.0]),
-        ("square", [0.01]),
+        ("deviation", [float("inf")]),
+        ("deviation", [-1.0]),
+        ("deviation", [1.01]),
         ("mean", [0.5] * 100_000),
         ("shape", []),
         ("shape", [1, 65536, 65536]),
@@ -265,9 +260,9 @@ def test_the_odd_one_at_the_start_is_left_out_and_the_majority_decides() -> None
 def test_one_client_does_not_decide_the_common_normalisation() -> None:
     """A claim of 10^9 samples counts ten medians: (0.5 * 30 + 0 * 100) / 130 for three clients of 10 samples."""
     honest = {name: replace(HELLO, name=name) for name in ("a", "b", "c")}
-    liar = replace(HELLO, name="l", samples=10**9, mean=(0.0,), square=(0.0,))
+    liar = replace(HELLO, name="l", samples=10**9, mean=(0.0,), deviation=(0.0,))
     assert pooled({**honest, "l": liar}).mean == pytest.approx((0.5 * 30 / 130,))
-    flat = {name: replace(HELLO, name=name, mean=(0.5,), square=(0.25 + 1e-8,)) for name in ("a", "b")}
+    flat = {name: replace(HELLO, name=name, mean=(0.5,), deviation=(1e-4,)) for name in ("a", "b")}
     assert pooled(flat).std == (1.0,)
 
 

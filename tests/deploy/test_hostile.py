@@ -126,7 +126,7 @@ def test_no_client_and_no_other_user_of_the_machine_ends_a_run(house: House) -> 
 
     # introductions that ended the server, or were believed
     hostile: list[dict[str, Any]] = [
-        {"samples": int("9" * 400)}, {"samples": 0}, {"mean": [], "square": []}, {"classes": 10**8},
+        {"samples": int("9" * 400)}, {"samples": 0}, {"mean": [], "deviation": []}, {"classes": 10**8},
         {"mean": [1e300]}, {"mean": [float("nan")]}, {"name": "\x1b[2J\nround 1/9: all fine"},
     ]  # fmt: skip
     for said in hostile:

@@ -11,7 +11,8 @@ from coterie.core import wire
 from coterie.core.states import spread
 from coterie.data.own import OwnPopulation
 from coterie.deploy.flower.transport import FlowerTransport
-from coterie.deploy.protocol import Hello, Order
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order
 from coterie.deploy.server import RemoteFederation
 from coterie.methods.base import Models
 from coterie.methods.fedavg import FedAvg

@@ -27,6 +27,7 @@ from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.flower.client import Security
+from coterie.deploy.flower.content import content_of, opened
 from coterie.deploy.flower.link import RequestFilter
 from coterie.deploy.flower.pieces import (
     FRAMING,
@@ -35,12 +36,9 @@ from coterie.deploy.flower.pieces import (
     put_together,
 )
 from coterie.deploy.flower.superlink import ServerSecurity
-from coterie.deploy.flower.transport import (
-    FlowerTransport,
-    content_of,
-    opened,
-)
-from coterie.deploy.protocol import Hello, Order, Returned, pooled, to_text
+from coterie.deploy.flower.transport import FlowerTransport
+from coterie.deploy.hello import Hello, pooled
+from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.methods.base import Models
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import client_data
@@ -228,7 +226,7 @@ def test_nodes_are_known_by_our_names_and_errors_by_what_they_reply_to(digits: O
     a, b, c = list(devices(digits, tmp_path).values())[:3]
     heard: list[str] = []
     grid = Grid({11: a, 12: b, 13: c})
-    names = {11: a.name, 12: b.name, 13: "somebody else"}
+    names = {11: [a.name], 12: [b.name], 13: ["somebody else"]}
     transport = FlowerTransport(grid, seconds=0.5, names=names, note=heard.append)  # type: ignore[arg-type]
     assert set(transport.look()) == {a.name, b.name}
     assert "its key is that of 'somebody else'" in heard[0]
@@ -266,10 +264,11 @@ def test_the_app_folder_is_one_that_flower_takes() -> None:
 
 
 def test_bytes_are_normalised_by_all_clients_together() -> None:
+    """10 and 30 samples: inside clients (0.3^2 + 3 * 0.03^2) / 4, between their means (0.3^2 + 3 * 0.1^2) / 4."""
     both = {"a": HELLO, "b": Hello("b", (1, 8, 8), 10, "uint8", 30, (0.1,), (0.03,))}
     normalise = pooled(both)
     assert normalise.mean == pytest.approx((0.2,))
-    assert normalise.std == pytest.approx(((0.0975 - 0.04) ** 0.5,))
+    assert normalise.std == pytest.approx(((0.023175 + 0.03) ** 0.5,))
     flat = pooled({"a": Hello("a", (4,), 2, "float32", 10, (0.5,), (0.3,))})
     assert (flat.mean, flat.std, flat.scale) == ((0.0,), (1.0,), 1.0)
 

@@ -154,7 +154,7 @@ def connected(
     limit: int = 1 << 20,
     note: Callable[[str], None] = lambda _: None,
 ) -> PeerConnection:
-    from coterie.deploy.protocol import Hello
+    from coterie.deploy.hello import Hello
 
     hello = Hello(name, (1, 8, 8), 10, "uint8", 5, (0.5,), (0.5,))
     return PeerConnection(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)

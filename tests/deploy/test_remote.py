@@ -61,8 +61,8 @@ def test_real_clients_end_as_simulated_ones(name: str, digits: OwnPopulation, tm
 class Nonsense(Here):
     """One client sends an absurd training loss with its replies."""
 
-    def deliver(self, *given: Any) -> dict[str, Returned | Failure]:
-        answers = super().deliver(*given)
+    def deliver(self, *given: Any, **how: int) -> dict[str, Returned | Failure]:
+        answers = super().deliver(*given, **how)
         first = min(answers)
         lie = -1e308 if len(self.payloads) % 2 else float("nan")
         honest = answers[first]

@@ -19,15 +19,10 @@ from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
-from coterie.deploy.flower.transport import answer
-from coterie.deploy.protocol import (
-    Hello,
-    Order,
-    Returned,
-    RunSpec,
-    settings_of,
-    to_text,
-)
+from coterie.deploy.flower.content import answer
+from coterie.deploy.gateway import Member
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order, Returned, RunSpec, settings_of, to_text
 from coterie.deploy.server import RemoteFederation
 from coterie.methods.base import ServerMethod
 
@@ -48,7 +43,7 @@ class Here:
         return {name: device.hello for name, device in self.devices.items() if name not in self.absent}
 
     def deliver(
-        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes], **_: int
     ) -> dict[ClientId, Returned | Failure]:
         answers: dict[ClientId, Returned | Failure] = {}
         for client, payload in payloads.items():
@@ -63,6 +58,9 @@ class Here:
                 answers[client] = Failure("crashed", str(error))
         return answers
 
+    def overdue(self) -> tuple[dict[ClientId, Returned | Failure], frozenset[ClientId]]:
+        return {}, frozenset()
+
     def tell(self, client: ClientId, text: str) -> None:
         self.told.append((client, text))
 
@@ -72,8 +70,9 @@ class Here:
 class Grid:
     """Flower's grid with devices behind it, in this process."""
 
-    def __init__(self, devices: dict[int, Device]) -> None:
-        self.devices, self.replies = devices, dict[str, Message]()
+    def __init__(self, devices: Mapping[int, Member]) -> None:
+        self.devices, self.replies = dict(devices), dict[str, Message]()
+        self.withheld = dict[str, Message]()
         self.silent: set[int] = set()
         self.broken: set[int] = set()
         self.error = ErrorCode.CLIENT_APP_CRASHED
@@ -85,13 +84,12 @@ class Grid:
         names: list[str] = []
         for message in messages:
             node = message.metadata.dst_node_id
-            name = f"{len(self.replies)}-{node}-{len(names)}"
+            name = f"{len(self.replies) + len(self.withheld)}-{node}-{len(names)}"
             message.metadata.__dict__["_message_id"] = name
             reply = answer(self.devices[node], message)
             if node in self.broken:
                 reply = Message(Error(code=self.error, reason="broken"), reply_to=message)
-            if node not in self.silent:
-                self.replies[name] = reply
+            (self.withheld if node in self.silent else self.replies)[name] = reply
             names.append(name)
         return names
 

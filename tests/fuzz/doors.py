@@ -18,12 +18,8 @@ from coterie.core.samples import Normalise
 from coterie.core.states import State
 from coterie.data.own import OwnPopulation
 from coterie.deploy.boundary import checked
-from coterie.deploy.protocol import (
-    Hello,
-    Order,
-    RunSpec,
-    to_text,
-)
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order, RunSpec, to_text
 from coterie.methods.base import Models, Trained
 from coterie.methods.embedding.autoencoder import Encoder
 from coterie.runs.config import from_tables
@@ -95,8 +91,8 @@ def flower() -> list[Door]:
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.task_identity import TaskIdentity
 
+    from coterie.deploy.flower.content import content_of, opened
     from coterie.deploy.flower.pieces import put_together
-    from coterie.deploy.flower.transport import content_of, opened
 
     TaskIdentity._task_id = TaskIdentity._run_id = TaskIdentity._node_id = 1  # only a task of Flower's makes messages
     message = Message(content_of(to_text(HELLO), b"payload" * 5), 1, "query.hello")

@@ -12,7 +12,8 @@ from typing import Any
 from coterie.core.federation import Failure, Purpose
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
-from coterie.deploy.protocol import Hello, Order, Returned, to_text
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.deploy.server import RemoteFederation
 
 from ..deploy.wiring import run_spec, task_of
@@ -46,7 +47,9 @@ class _Recorder:
     def look(self) -> Mapping[str, Hello]:
         return {name: device.hello for name, device in self.devices.items()}
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes], **_: int
+    ) -> dict[str, Returned | Failure]:
         answers: dict[str, Returned | Failure] = {}
         for name, payload in payloads.items():
             answers[name] = returned = self.devices[name].perform(to_text(order), payload)
@@ -118,7 +121,9 @@ class _Forger(_Recorder):
         super().__init__(devices)
         self.whose, self.replies = whose, dict[tuple[str, bytes], bytes]()
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes], **_: int
+    ) -> dict[str, Returned | Failure]:
         answers: dict[str, Returned | Failure] = {}
         for name, payload in payloads.items():
             known = (f"{name} {order.action}", payload)

@@ -43,7 +43,9 @@ class Asked(Here):
 
     actions: set[str]
 
-    def deliver(self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes]) -> dict[str, Returned | Failure]:
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes], **_: int
+    ) -> dict[str, Returned | Failure]:
         self.actions = {*getattr(self, "actions", ()), order.action}
         return super().deliver(purpose, order, payloads)
 

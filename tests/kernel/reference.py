@@ -107,7 +107,7 @@ def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
         shape = (draw(st.integers(1, 3)), draw(st.integers(3, 9)), draw(st.integers(3, 9)))
         channels, height, width = shape
         for _ in range(draw(st.integers(0, 3))):
-            kind = draw(st.sampled_from(("convolution", "convolution", "pool", "activation")))
+            kind = draw(st.sampled_from(("convolution", "convolution", "pool", "average", "activation")))
             if kind == "convolution":
                 kernel = (draw(st.integers(1, min(5, height))), draw(st.integers(1, min(5, width))))
                 padding = (draw(st.integers(0, 3)), draw(st.integers(0, 3)))
@@ -116,6 +116,10 @@ def networks(draw: st.DrawFn) -> tuple[nn.Sequential, tuple[int, ...]]:
                 channels = outputs
                 height, width = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
                 activation()
+            if kind == "average":
+                window = (draw(st.integers(1, height)), draw(st.integers(1, width)))
+                layers.append(nn.AvgPool2d(window))
+                height, width = height // window[0], width // window[1]
             if kind in ("convolution", "pool") and min(height, width) >= 2 and draw(st.booleans()):
                 layers.append(nn.MaxPool2d(2))
                 height, width = height // 2, width // 2

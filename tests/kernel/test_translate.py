@@ -158,7 +158,25 @@ def _repeated() -> nn.Module:
     [
         (nn.Sequential(nn.Linear(4, 3), nn.GELU()), (4,), "1 (GELU) is not known"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), (4,), "buffers"),
-        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)), (4,), "1 (Dropout)"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0), nn.Linear(4, 3)), (4,), "1 (Dropout) drops everything"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 3)), (4,), "relu behind dropout"),
+        (nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(9, 3)), (1, 3, 3), "0 (Dropout2d) is not known"),
+        (
+            nn.Sequential(
+                nn.Unflatten(1, (2, 2, 2)), nn.Dropout(0.5), nn.Conv2d(2, 2, 1), nn.Flatten(), nn.Linear(8, 2)
+            ),
+            (8,),
+            "before the first convolution",
+        ),
+        (nn.Sequential(nn.AvgPool2d(3, 2), nn.Flatten(), nn.Linear(4, 3)), (1, 5, 5), "0 (AvgPool2d) is not a plain"),
+        (nn.Sequential(nn.AvgPool2d(2, padding=1), nn.Flatten(), nn.Linear(4, 3)), (1, 2, 2), "not a plain average"),
+        (
+            nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(4, 3)),
+            (1, 3, 3),
+            "not a plain average",
+        ),
+        (nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3)), (1, 5, 5), "not equally large"),
+        (nn.Sequential(nn.Linear(4, 4), nn.AvgPool2d(2)), (4,), "gets inputs of shape (4,)"),
         (nn.Sequential(nn.Linear(5, 3)), (4,), "0 (Linear) gets inputs of shape (4,)"),
         (nn.Sequential(nn.Linear(4, 3)), (2, 4, 4), "not vectors"),
         (nn.Sequential(nn.Linear(4, 3)), (2, 4), "neither vectors"),

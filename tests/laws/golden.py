@@ -41,7 +41,8 @@ LOOSE = {"autoencoder/": 0.05, "bits/": 0.05, "centroids/": 0.05, "heights": 0.0
 def simulate(name: str) -> Result:
     """The recorded run of a method."""
     engine = EngineOptions(workers=1)
-    return run(made(name), tiny_digits(), small_net, rounds=3, seed=21, dtype=torch.float64, engine=engine)
+    whole = {"encoder_rounds": 10, "encoder_steps": 60} if name == "embedding" else {}
+    return run(made(name, **whole), tiny_digits(), small_net, rounds=3, seed=21, dtype=torch.float64, engine=engine)
 
 
 def summary(result: Result) -> dict[str, Any]:

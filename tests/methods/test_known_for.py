@@ -14,8 +14,8 @@ from coterie.core.samples import Population
 from coterie.data import build
 from coterie.data.scenarios import SCENARIOS
 from coterie.methods import METHODS, Method, chosen_method
-from coterie.methods.base import LocalTraining
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.scaffold import Scaffold
 from coterie.report.formatting import method_title
 from coterie.runs.config import from_tables

@@ -13,8 +13,8 @@ from coterie.core.errors import CoterieError
 from coterie.core.settings import from_settings
 from coterie.data import SCENARIOS
 from coterie.methods import METHODS
-from coterie.methods.base import LocalTraining
 from coterie.methods.embedding.method import Embedding
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.md_icfl.method import MDICFL
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import defaults_of

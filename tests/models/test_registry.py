@@ -124,7 +124,7 @@ def test_leaf_celeba_normalises_by_the_batch_in_evaluation_too() -> None:
         ("autoencoder-conv", (3, 28, 28), 10, "multiples of 8"),
         ("mlp", (), 10, "is empty"),
         ("mlp", (0, 3), 10, "is empty"),
-        ("mlp", (1, 28, 28), 1, "at least 2 classes"),
+        ("mlp", (1, 28, 28), 0, "at least 1 class"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(

@@ -116,7 +116,7 @@ population, method = tiny_digits(), FedAvg()
 task = Task.of(batchnorm_net, population)
 fed = Simulator(method, task, population, seed=0, options=EngineOptions(workers=3))
 method.step(method.init(fed), fed)
-print(*fed._crew().pids, flush=True)
+print(*fed._crew.workers.pids, flush=True)
 time.sleep(600)
 """
 

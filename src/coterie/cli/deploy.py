@@ -32,7 +32,7 @@ TargetOption = Annotated[
 ]
 ReadOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="how the data are read: scenario.missing=mean, scenario.ignore=id, ..."),
+    typer.Option("--set", help="how data are read: scenario.missing=mean, task=regression; loss=file.py:f"),
 ]
 MemoryOption = Annotated[
     Path | None, typer.Option("--memory", help="folder of what it keeps between rounds (default: .coterie/NAME)")
@@ -90,6 +90,12 @@ def serve(
     clients: Annotated[int, typer.Option("--clients", help="begin when so many clients are there")] = 2,
     timeout: Annotated[float, typer.Option("--timeout", help="seconds a client may take for an answer")] = 120.0,
     patience: Annotated[float, typer.Option("--patience", help="seconds to wait for clients")] = 300.0,
+    quorum: Annotated[
+        float | None, typer.Option("--quorum", help="close a round when this share of its clients has answered")
+    ] = None,
+    late: Annotated[
+        str | None, typer.Option("--late", help="what becomes of later replies: drop, or use in the next round")
+    ] = None,
     certs: CertsOption = None,
     superlink: Annotated[
         str | None, typer.Option("--superlink", help="HOST:PORT of a running SuperLink (--isolation process)")
@@ -106,7 +112,8 @@ def serve(
     if (config is None) == (resume is None):
         raise CoterieError("Give either --config run.toml for a new run, or --resume FOLDER to go on with one.")
     settings = from_tables(read_tables(config)) if config is not None else config_of(resume or Path())
-    settings = settings if rounds is None else replace(settings, rounds=rounds)
+    given: dict[str, Any] = {"rounds": rounds, "quorum": quorum, "late": late}
+    settings = replace(settings, **{key: value for key, value in given.items() if value is not None})
     folder = resume or out or Path("runs") / f"{settings.method}-served-seed{settings.seed}"
     options = deploy.ServeOptions(clients, timeout, patience, max_megabytes * _MEGABYTE)
     security = None if certs is None else superlinks.ServerSecurity.of(certs)
@@ -126,8 +133,16 @@ def serve(
 
 def join(
     server: Annotated[str, typer.Option("--server", help="HOST:PORT of `coterie serve`, or of a SuperLink")],
-    name: NameOption,
     data: OwnData,
+    name: Annotated[str, typer.Option("--name", help="this client's name; it keeps its memory under it")] = "",
+    names: Annotated[
+        str,
+        typer.Option(
+            "--names",
+            help="instead of --name: several clients in this process, a,b,c or all; --data is then a folder with a "
+            "file (or folder of images) for each, or a run's TOML file, and --memory the folder of theirs",
+        ),
+    ] = "",
     target_column: TargetOption = None,
     assignments: ReadOption = None,
     memory: MemoryOption = None,
@@ -145,39 +160,57 @@ def join(
     ] = 30,  # as deploy.consent.MOST_QUESTIONS
     most_epochs: EpochsOption = 1000,
 ) -> None:
-    """Take part in a run as a client, with data that stay here."""
+    """Take part in a run as a client, or as several, with data that stay here."""
     client = _needs("flower", "coterie.deploy.flower.client")
     from coterie.cli.runs import reading_of
     from coterie.deploy.boundary import check_name, place
     from coterie.deploy.client import Device
     from coterie.deploy.consent import Consent, own_secret, refused_words
+    from coterie.deploy.gateway import Gateway
     from coterie.deploy.ports import check_address
-    from coterie.runs.experiment import client_data
+    from coterie.runs.client_folder import keeping
+    from coterie.runs.experiment import client_data, clients_data
 
-    check_name(name, "--name")
+    if bool(name) == bool(names):
+        raise CoterieError("Give either --name for one client, or --names for several in this process.")
     consent = Consent(refused_words(refuse), least_flip, most_questions)
     check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:
         ca, key = certs / "ca.pem", certs / "node.key"
         if not ca.is_file():
-            raise CoterieError(f"There is no {ca}; --certs takes the folder of a client, DIR/clients/{name}.")
+            raise CoterieError(
+                f"There is no {ca}; --certs takes the folder of a client or a gateway, DIR/clients/{name or 'NAME'}."
+            )
         security = client.Security(ca, key if key.is_file() else None)
     _one_thread()
-    root = memory or place(Path(".coterie"), name)
-    how, task = reading_of(assignments, target_column=target_column)
-    device = Device(
-        name,
-        client_data(data, name, task, how),
-        root,
-        model,
-        most_epochs=most_epochs,
-        secret=own_secret(root),
-        consent=consent,
-    )
-    with _service(f"{name} has left; what it keeps between rounds is kept."):
-        client.join(device, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
-    _say(f"{name}: the run is over")
+    code: list[str] = []
+    how, task = reading_of(assignments, code, target_column=target_column)
+    if name:
+        check_name(name, "--name")
+        theirs = {name: client_data(data, name, task, how)}
+    else:
+        theirs = dict(clients_data(data, _listed(names), task, how))
+    homes = {each: memory if memory and name else place(memory or Path(".coterie"), each) for each in theirs}
+    devices = [
+        Device(
+            each,
+            own,
+            homes[each],
+            model,
+            code=code,
+            at_end=keeping(homes[each]),
+            most_epochs=most_epochs,
+            secret=own_secret(homes[each]),
+            consent=consent,
+        )
+        for each, own in theirs.items()
+    ]
+    member = devices[0] if name else Gateway(devices)
+    with _service(f"{member.name} has left; what it keeps between rounds is kept."):
+        client.join(member, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
+    first, home = next(iter(homes.items()))
+    _say(f"{member.name}: the run is over; use a model with coterie predict {home} --client {first} --data FILE")
 
 
 def peer(
@@ -206,7 +239,7 @@ def peer(
     check_address("--listen", listen, "127.0.0.1:7501")
     settings = from_tables(read_tables(config))
     security = None if certs is None else addresses.PeerSecurity.of(certs)
-    address = addresses.Address(listen, tuple(seed.strip() for seed in seeds.split(",") if seed.strip()), security)
+    address = addresses.Address(listen, tuple(_listed(seeds)), security)
     options = peering.PeerOptions(peers, patience, Pace(not free, timeout), max_megabytes * _MEGABYTE)
     folder = out or place(Path("runs"), f"peer-{check_name(name, '--name')}")
     _one_thread()
@@ -255,17 +288,20 @@ def _peer_table(result: Any, results: Mapping[str, Mapping[str, Any]]) -> Any:
 def certs(
     folder: Annotated[Path, typer.Argument(help="where to put them; a CA that is there already is used")],
     names: Annotated[str, typer.Option("--names", help="names of clients or peers, such as a,b,c")] = "",
+    gateway: Annotated[
+        str, typer.Option("--gateway", help="one key for all of --names, for a gateway that answers for them")
+    ] = "",
     hosts: Annotated[str, typer.Option("--hosts", help="addresses they are reached at")] = "127.0.0.1,localhost",
 ) -> None:
     """Make a CA, a server's certificate, and a folder with keys for every client: enough for a trial."""
     made = _needs("flower", "coterie.deploy.certificates")
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    new = made.make_certificates(folder, listed, [host.strip() for host in hosts.split(",") if host.strip()])
+    listed = _listed(names)
+    new = made.make_certificates(folder, listed, _listed(hosts), gateway)
     say = Console(soft_wrap=True, highlight=False, markup=False)
     stay = [path.name for path in new if path.parent == folder]
     if stay:
         say.print(f"{folder}: {', '.join(stay)} (the keys stay here, ca.pem is public)")
-    for name in listed:
+    for name in [gateway] if gateway else listed:
         files = ", ".join(path.name for path in new if path.parent == folder / "clients" / name)
         say.print(f"{folder / 'clients' / name}: {files} (for {name}, over a channel you trust)")
 
@@ -280,6 +316,11 @@ def _needs(extra: str, module: str):  # type: ignore[no-untyped-def]
         if error.name is not None and error.name.startswith("coterie"):
             raise
         raise CoterieError(f"This needs {error.name}: {installing(extra)}.") from None
+
+
+def _listed(text: str) -> list[str]:
+    """`a,b,c` of the command line."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _one_thread() -> None:

@@ -25,6 +25,8 @@ from coterie.cli.options import (
     DataOption,
     GroupsOption,
     ImageOption,
+    LossOption,
+    MetricOption,
     ModelOption,
     OutOption,
     RootOption,
@@ -91,6 +93,8 @@ def run(
     target_column: TargetOption = None,
     root: RootOption = None,
     model: ModelOption = None,
+    loss: LossOption = None,
+    metric: MetricOption = None,
     rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
     clients: ClientsOption = None,
@@ -111,8 +115,8 @@ def run(
     tables = cli_runs.tables_of(
         config, method, assignments,
         scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root, model=model,
-        rounds=rounds, seed=seed, clients=clients, samples=samples, groups=groups, alpha=alpha, image_size=image_size,
-        workers=workers,
+        loss=loss, metric=metric, rounds=rounds, seed=seed, clients=clients, samples=samples, groups=groups,
+        alpha=alpha, image_size=image_size, workers=workers,
     )  # fmt: skip
     settings = from_tables(tables)
     folder = out or Path("runs") / f"{settings.label}-{cli_runs.subject(settings)}-seed{settings.seed}"
@@ -148,6 +152,8 @@ def compare(
     target_column: TargetOption = None,
     root: RootOption = None,
     model: ModelOption = None,
+    loss: LossOption = None,
+    metric: MetricOption = None,
     rounds: RoundsOption = None,
     seeds: Annotated[str, typer.Option("--seeds", help="seeds, such as 0,1,2")] = "0",
     clients: ClientsOption = None,
@@ -177,8 +183,8 @@ def compare(
         tables = cli_runs.tables_of(
             config, method, cli_runs.fitting(method, methods, assignments or []),
             scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root,
-            model=model, rounds=rounds, clients=clients, samples=samples, groups=groups, alpha=alpha,
-            image_size=image_size, workers=workers,
+            model=model, loss=loss, metric=metric, rounds=rounds, clients=clients, samples=samples, groups=groups,
+            alpha=alpha, image_size=image_size, workers=workers,
         )  # fmt: skip
         configs.append(from_tables(tables))
     folder = out or Path("runs") / f"compare-{cli_runs.subject(configs[0])}"
@@ -193,6 +199,8 @@ def advise(
     target_column: TargetOption = None,
     root: RootOption = None,
     model: ModelOption = None,
+    loss: LossOption = None,
+    metric: MetricOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
     clients: ClientsOption = None,
     samples: SamplesOption = None,
@@ -211,7 +219,8 @@ def advise(
     tables = cli_runs.tables_of(
         config, "auto", assignments,
         scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root, model=model,
-        seed=seed, clients=clients, samples=samples, groups=groups, alpha=alpha, image_size=image_size, workers=workers,
+        loss=loss, metric=metric, seed=seed, clients=clients, samples=samples, groups=groups, alpha=alpha,
+        image_size=image_size, workers=workers,
     )  # fmt: skip
     advise_on(tables, out)
 

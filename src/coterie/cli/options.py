@@ -37,6 +37,12 @@ RootOption = Annotated[
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="a name of `coterie list models`, or file.py:function")
 ]
+LossOption = Annotated[
+    str | None, typer.Option("--loss", help="what is minimised: a name, or file.py:function (default: by the task)")
+]
+MetricOption = Annotated[
+    str | None, typer.Option("--metric", help="what counts: f1, mae, ... or file.py:function (default: by the task)")
+]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="number of rounds")]
 ClientsOption = Annotated[int | None, typer.Option("--clients", help="number of clients")]
 SamplesOption = Annotated[int | None, typer.Option("--samples", help="training samples per client")]

@@ -41,7 +41,8 @@ def tables_of(
     if "scenario" in given:
         scenario["name"] = given.pop("scenario")
     workers = given.pop("workers", None)
-    assigned: dict[str, Any] = {**given, **{f"scenario.{key}": value for key, value in scenario.items()}}
+    tables = {**tables, **given}
+    assigned: dict[str, Any] = {f"scenario.{key}": value for key, value in scenario.items()}
     if workers is not None:
         assigned["engine.workers"] = workers
     assigned |= split_assignments(assignments or [])
@@ -51,8 +52,13 @@ def tables_of(
     return merged
 
 
-def reading_of(assignments: Sequence[str] | None, **options: Any) -> tuple[ScenarioConfig, TaskName]:
-    """Whose data, and what is predicted of them, where there is no run yet: options, `--set scenario.key=value`."""
+def reading_of(
+    assignments: Sequence[str] | None, code: list[str] | None = None, **options: Any
+) -> tuple[ScenarioConfig, TaskName]:
+    """Whose data, and what is predicted of them, where there is no run yet: options, `--set scenario.key=value`.
+
+    Where there is a list for `code`, `--set loss=file.py:function` and `--set metric=...` go into it.
+    """
     settings = {key: value for key, value in options.items() if value is not None}
     task: TaskName = "auto"
     for key, value in split_assignments(assignments or []).items():
@@ -61,6 +67,8 @@ def reading_of(assignments: Sequence[str] | None, **options: Any) -> tuple[Scena
             task = coerce(TaskName, value, "task")
         elif table == "scenario" and name:
             settings[name] = value
+        elif code is not None and key in ("loss", "metric"):
+            code.append(str(value))
         else:
             raise CoterieError(f"--set {key} says nothing about data; write scenario.KEY=VALUE or task=KIND here.")
     return from_settings(ScenarioConfig, settings, "scenario"), task

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from coterie.core.optimiser import Optimiser
 from coterie.core.rows import RowMath
@@ -44,6 +44,7 @@ class Compiled(Protocol):
         start: Stack,
         clients: Sequence[Samples],
         order: Callable[[int], Tensor],
+        generator: Callable[[int], Generator],
         opt: Optimiser,
         rate: float,
         *,
@@ -51,7 +52,8 @@ class Compiled(Protocol):
         prox: Stack | None = None,
         correction: Stack | None = None,
     ) -> tuple[Stack, dict[int, float]]:
-        """Train every client from its row of `start`; see `local_sgd`. `order(i)` holds client i's sample numbers.
+        """Train every client from its row of `start`; see `local_sgd`. `order(i)` holds client i's sample numbers,
+        from `generator(i)` its layers draw.
 
         Also returned is the mean loss over the samples that each client saw, by its row.
         """

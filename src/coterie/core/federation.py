@@ -95,6 +95,8 @@ class Replies(Generic[R]):
     losses: Mapping[ClientId, float] = field(default_factory=dict)
     """The training losses that came with the replies, those of refused replies too: what the clients say, unchecked.
     They are for who watches the run; a method does not look at them."""
+    stale: Mapping[ClientId, int] = field(default_factory=dict)
+    """Of replies that were asked for in an earlier round (`core.quorum`), how many rounds ago."""
 
 
 @dataclass
@@ -106,6 +108,8 @@ class Tally:
     valid: int = 0
     failures: list[Failure] = field(default_factory=list)
     losses: dict[ClientId, float] = field(default_factory=dict)
+    ages: list[int] = field(default_factory=list)
+    """Of the replies that count although they came late, how many rounds old each is."""
 
 
 @dataclass
@@ -153,7 +157,15 @@ class Federation(Protocol):
 
     def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
         """Clients drawn for this round: a fraction (<= 1) or a number (> 1) of them, the same for every method."""
-        return draw_clients(self.ids if among is None else among, share, self.rng("sample"))
+        pool = self.ids if among is None else among
+        drawn = draw_clients(pool, share, self.rng("sample"))
+        more = self.waiting.intersection(pool).difference(drawn)
+        return tuple(sorted({*drawn, *more})) if more else drawn
+
+    @property
+    def waiting(self) -> frozenset[ClientId]:
+        """Clients whose late replies to an earlier round are there to be used in this one; they are always drawn."""
+        return frozenset()
 
     def ask(
         self,
@@ -227,7 +239,9 @@ class Engine(Federation, Protocol):
             tally = self.tally
             failures = [*tally.failures, *replies.failed.values()]
             losses = {**tally.losses, **replies.losses}
-            self.tally = Tally(tally.asked + len(question.ids), tally.valid + len(replies.ids), failures, losses)
+            ages = [*tally.ages, *replies.stale.values()]
+            asked, valid = tally.asked + len(question.ids), tally.valid + len(replies.ids)
+            self.tally = Tally(asked, valid, failures, losses, ages)
 
     def trained(self, losses: Mapping[ClientId, float]) -> None:
         """Add them to those of this round."""
@@ -265,6 +279,10 @@ class Engine(Federation, Protocol):
 
     def take_touched(self) -> list[ClientId]:
         """Clients whose memory has changed since this was last asked."""
+
+    def settle(self) -> None:
+        """The last evaluation follows: wait for those who are still at work on something else."""
+        return
 
     def commit(self) -> None:
         """The round is over: what clients kept in it now counts."""

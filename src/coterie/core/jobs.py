@@ -106,9 +106,17 @@ def changed_task(method: Any, task: Task) -> Task:
 def perform(setting: Setting, job: Job, message: Message) -> Outcome:
     """Run a client function on its clients, with one thread: all client work of every engine passes here."""
     function = client_function(setting.method, job.action)
-    cohort = Cohort(
+    cohort = cohort_of(setting, job, function.__self__)
+    sent = message if job.rows is None else message.rows(job.rows)
+    with one_thread(), computing_on(setting.task.device):
+        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)
+
+
+def cohort_of(setting: Setting, job: Job, owner: Any = None) -> Cohort:
+    """The clients of a job, with all they may use; `owner` is the part of the method whose function is called."""
+    return Cohort(
         ids=job.ids,
-        task=_task_of(function.__self__, setting),
+        task=_task_of(owner or setting.method, setting),
         data=tuple(setting.population.client(client, job.round) for client in job.ids),
         round=job.round,
         seed=setting.seed,
@@ -116,6 +124,3 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
         secret=setting.secret,
         least_flip=setting.least_flip,
     )
-    sent = message if job.rows is None else message.rows(job.rows)
-    with one_thread(), computing_on(setting.task.device):
-        return Outcome(Message.of(function(cohort, sent.open())), cohort.kept, cohort.losses)

@@ -75,15 +75,17 @@ class Task:
         population: Population,
         *,
         task: TaskName = "auto",
-        loss: LossChoice | LossFn = "auto",
+        loss: LossChoice | LossFn | str = "auto",
         metric: str | Metric | MetricFn = "auto",
         dtype: torch.dtype = torch.float32,
     ) -> Task:
         """The task of training `model` (a builder, or a ready network) on a population's data.
 
         With `task="auto"` it is of the kind that the population's targets are, with `loss="auto"` the loss is that of
-        the kind. A loss that the user gives gets the targets as they are: the scale is then the user's, too.
+        the kind. A loss that the user gives gets the targets as they are: the scale is then the user's, too. Loss and
+        metric may also be named as code, `file.py:NAME`.
         """
+        loss, metric = user_code.loaded_if_code(loss, "loss"), user_code.loaded_if_code(metric, "metric")
         if not isinstance(model, nn.Module):
             first = user_code.build(model)
             model = (
@@ -104,11 +106,15 @@ class Task:
             target_scale=(target_scale_of(population) or _measured(population)) if numbers else None,
         )
         own = population.client(population.ids[0]).train
-        sample = own.take(torch.arange(min(2, len(own))))  # two, or a mean over the batch looks like its only entry
-        module = made._build().eval()
-        output = made._first_output(module, sample)
-        chosen = made._fitting_loss(output) if isinstance(loss, str) and loss == "auto" else loss
-        made = dataclasses.replace(made, loss=chosen)
+        # two samples, or a mean over the batch looks like its only entry
+        return made.settled(loss, own.take(torch.arange(min(2, len(own)))))
+
+    def settled(self, loss: Any, sample: Samples) -> Task:
+        """The task with this loss, once the network has answered a sample: "auto" is what fits its outputs."""
+        module = self._build().eval()
+        output = self._first_output(module, sample)
+        chosen = self._fitting_loss(output) if isinstance(loss, str) and loss == "auto" else loss
+        made = dataclasses.replace(self, loss=chosen)
         made._check_loss(module, sample, output)
         return made
 

@@ -51,6 +51,7 @@ def local_sgd(
             start,
             [client.train for client in c.data],
             lambda index: sample_order(c, index, opt.epochs, purpose),
+            lambda index: torch.Generator().manual_seed(_layers_key(c, index, purpose)),
             opt,
             opt.rate(c.round),
             mu=mu,
@@ -95,6 +96,12 @@ def sample_order(c: Cohort, index: int, epochs: int, purpose: str) -> Tensor:
     return torch.from_numpy(np.concatenate([generator.permutation(samples) for _ in range(epochs)]))
 
 
+def _layers_key(c: Cohort, index: int, purpose: str) -> int:
+    """What the layers of a client's network (dropout) draw by."""
+    other = () if purpose == MAIN else (purpose,)
+    return key64(c.seed, "layers", c.round, c.ids[index], *other) >> 1
+
+
 def _torch_sgd(
     c: Cohort,
     index: int,
@@ -123,8 +130,7 @@ def _torch_sgd(
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
-        other = () if purpose == MAIN else (purpose,)
-        seed(task.device, key64(c.seed, "layers", c.round, c.ids[index], *other) >> 1)
+        seed(task.device, _layers_key(c, index, purpose))
         for epoch in order:
             for batch in samples.take(epoch).on(task.device).batches(size):
                 number = len(batch)

@@ -26,11 +26,23 @@ _LOADED: dict[tuple[str, int, int], ModuleType] = {}
 
 def load(name: str, what: str) -> Any:
     """An object of the user's, named `file.py:NAME` or `package.module:NAME`; `what` says what it is for."""
-    path, _, attribute = name.rpartition(":")
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise CoterieError(f"{name} is a file; name the {what} in it: {name}:NAME.")
     found = getattr(_module(path, what), attribute, None)
     if found is None:
         raise CoterieError(f"{path} has no {attribute!r} to take a {what} from.")
     return found
+
+
+def is_code(name: str) -> bool:
+    """Whether a name is that of code of the user's."""
+    return ":" in name or name.endswith(".py")
+
+
+def loaded_if_code(name: Any, what: str) -> Any:
+    """What a setting means: an object of the user's where it names one, else the name itself."""
+    return load(name, what) if isinstance(name, str) and is_code(name) else name
 
 
 def _module(path: str, what: str) -> ModuleType:

@@ -51,8 +51,13 @@ class Encoded:
     targets: tuple[str, ...]
 
 
-def encode(tables: Mapping[ClientId, Table], how: Reading, seed: int) -> Encoded:
-    """All clients' tables as arrays; the inputs are in the order of the first client's columns."""
+def encode(
+    tables: Mapping[ClientId, Table], how: Reading, seed: int, agreed: tuple[Column, ...] | None = None
+) -> Encoded:
+    """All clients' tables as arrays; the inputs are in the order of the first client's columns.
+
+    `agreed` is what the columns are where other clients, whose tables are elsewhere, have a say in it.
+    """
     first = next(iter(tables.values()))
     targets = target_columns(first, how.target)
     unknown = [name for name in how.ignore if name not in first.columns]
@@ -71,7 +76,7 @@ def encode(tables: Mapping[ClientId, Table], how: Reading, seed: int) -> Encoded
     for name in targets if how.missing == "drop" else [*names, *targets]:
         if how.missing == "refuse" or name in targets:
             _refuse_gaps(tables, name, how.missing)
-    columns = tuple(_learnt(tables, name, how, seed) for name in names)
+    columns = tuple(_learnt(tables, name, how, seed) for name in names) if agreed is None else agreed
     labels = _target_values(tables, targets, how)
     return Encoded(
         {client: (_inputs(table, columns, how.tokens), labels[client]) for client, table in tables.items()},
@@ -201,7 +206,7 @@ def _learnt(tables: Mapping[ClientId, Table], name: str, how: Reading, seed: int
     known = np.concatenate([part[~_gaps(part)] for part in train])
     if not len(known):
         raise CoterieError(f"Column {shown(name)} has no values; leave it out: --set scenario.ignore={name}.")
-    return Column(name, fill=float(known.mean(dtype=np.float64)))
+    return Column(name, fill=float(known.mean(dtype=np.float64)), known=len(known))
 
 
 def _category(tables: Mapping[ClientId, Table], words: Mapping[ClientId, Table], name: str) -> Column:

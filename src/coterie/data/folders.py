@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, get_args
 
@@ -22,11 +23,11 @@ from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation
 from .scaling import NormaliseName, moments, pooled
-from .schema import Layout, Schema
+from .schema import Column, Layout, Schema
 from .sources.files import missing
 from .sources.images import has_domain_level, read_images
 from .sources.leaf import is_leaf, read_leaf
-from .tables import TABLE_ENDINGS, read_table
+from .tables import TABLE_ENDINGS, Table, read_table
 from .users import leaf_users
 
 _HELP = (
@@ -79,19 +80,21 @@ def from_file(path: Path | str, name: ClientId, **options: Unpack[TableOptions])
         )
     if file.suffix.lower() in TABLE_ENDINGS:
         _check_no_client(options, file)
-        how = reading(options)
-        encoded = encode({name: read_table(file)}, how, options.get("seed", 0))
-        wordy = [column.name for column in encoded.columns if column.categories]
-        if wordy:
-            raise CoterieError(
-                f"Column {shown(wordy[0])} of {file} holds text, and the categories of other clients are not known "
-                "here; write numbers, or ignore the column."
-            )
-        made = from_arrays({name: encoded.arrays[name]}, **_alone(unwrapped(options), encoded.arrays[name]))
-        return described(made, columns=encoded.columns, target=",".join(encoded.targets), missing=how.missing)
+        return _table_of_one(read_table(file), name, options, None)
     given, _, layout = _read_npz(file)
     plain = unwrapped(options, f"{file} is no table")
     return from_arrays({name: given}, **_alone({**plain, "layout": plain.get("layout") or layout}, given))
+
+
+def _table_of_one(
+    table: Table, name: ClientId, options: TableOptions, agreed: tuple[Column, ...] | None
+) -> OwnPopulation:
+    """One client's table; with `agreed`, in columns that other clients have a say in."""
+    how = reading(options)
+    encoded = encode({name: table}, how, options.get("seed", 0), agreed)
+    made = from_arrays({name: encoded.arrays[name]}, **_alone(unwrapped(options), encoded.arrays[name]))
+    made = described(made, columns=encoded.columns, target=",".join(encoded.targets), missing=how.missing)
+    return replace(made, reread=lambda columns: _table_of_one(table, name, options, columns))
 
 
 def _alone(options: Any, arrays: ClientArrays) -> Any:
@@ -132,6 +135,11 @@ def _client_files(folder: Path) -> dict[ClientId, Path]:
             raise CoterieError(f"{folder} holds two files of client {file.stem}; keep one of them.")
         files[file.stem] = file
     return files
+
+
+def files_of_clients(folder: Path) -> dict[ClientId, Path]:
+    """The file, or the folder of images, of every client in a folder that has one for each."""
+    return _client_files(folder) or {place.name: place for place in sorted(folder.iterdir()) if place.is_dir()}
 
 
 def client_file(folder: Path, client: ClientId) -> Path | None:

@@ -31,7 +31,7 @@ def are_words(y: Any) -> bool:
 def sorted_names(words: Iterable[str]) -> tuple[str, ...]:
     """The different words in order: as numbers where all are whole numbers, otherwise as text."""
     names = set(words)
-    if all(_whole(name) for name in names):
+    if are_whole(names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
@@ -94,5 +94,6 @@ def _texts(client: ClientId, y: Any) -> npt.NDArray[Any]:
     return values
 
 
-def _whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and len(text) < 20
+def are_whole(names: Iterable[str]) -> bool:
+    """Whether all names are whole numbers."""
+    return all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypedDict, Unpack
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
-from coterie.core.samples import ClientData, ClientId, Normalise, Population, Samples
+from coterie.core.samples import ClientData, ClientId, Normalise, Samples
 from coterie.core.targets import TargetScale, TaskKind, TaskName
 from coterie.core.terminal import brief
 
 from .checks import checked_groups, checked_samples
 from .drift import Drift
-from .labels import ClientArrays, class_numbers, named_classes
+from .labels import ClientArrays, named_classes
 from .pool import rows_of
 from .population import Parts
 from .scaling import NormaliseName, moments, pooled
-from .schema import Layout, Schema, schema_of
+from .schema import Column, Layout, Schema
 from .split import split_rows
 from .targets import settle
 
@@ -61,6 +60,8 @@ class OwnPopulation:
     drifts: tuple[Drift, ...] = ()
     """From its round on, a drift's clients exchange their data: each has those of another one of them."""
     seed: int = 0
+    reread: Callable[[tuple[Column, ...]], OwnPopulation] | None = None
+    """Of one client's table: reads it again with columns that all clients have agreed on."""
 
     def __post_init__(self) -> None:
         for drift in self.drifts:
@@ -208,28 +209,6 @@ def described(population: OwnPopulation, **changes: object) -> OwnPopulation:
     """The population with more said in its schema."""
     assert population.schema is not None
     return replace(population, schema=replace(population.schema, **changes))  # type: ignore[arg-type]
-
-
-def agreed_labels(population: Population, names: tuple[str, ...]) -> Population:
-    """One client's data with the class numbers that all clients have agreed on, where labels are words."""
-    own = schema_of(population).class_names
-    if not names and not own:
-        return population
-    if not isinstance(population, OwnPopulation) or not names or not own:
-        kinds = ("words", "numbers") if own else ("numbers", "words")
-        raise CoterieError(f"The labels here are {kinds[0]} and those of the run are {kinds[1]}; write the same ones.")
-    number = torch.from_numpy(class_numbers(np.array(own, object), names, next(iter(population.clients))))
-
-    def renumbered(part: Samples) -> Samples:
-        return replace(part, y=number[part.y])
-
-    clients = {
-        client: ClientData(
-            renumbered(data.train), renumbered(data.test), None if data.valid is None else renumbered(data.valid)
-        )
-        for client, data in population.clients.items()
-    }
-    return replace(described(population, classes=len(names), class_names=names), clients=clients, classes=len(names))
 
 
 def in_order(drift: Drift | Sequence[Drift]) -> tuple[Drift, ...]:

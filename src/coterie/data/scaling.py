@@ -84,7 +84,7 @@ def pooled(
         return Normalise()
     if choice == "none":
         return Normalise()
-    mean, deviation = _together(clients, most)
+    mean, deviation = scale_of(clients, most)
     if dtype == torch.uint8:
         std = np.where(deviation > _LEAST_LEVEL, deviation, 1.0)  # a constant channel stays as it is
         return Normalise(tuple(mean.tolist()), tuple(std.tolist()), 1 / LEVELS)
@@ -114,7 +114,7 @@ def _of_bytes(flat: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
-def _together(clients: Sequence[Moments], most: float | None) -> tuple[Numbers, Numbers]:
+def scale_of(clients: Sequence[Moments], most: float | None) -> tuple[Numbers, Numbers]:
     """Mean and deviation of all: the variances inside clients, and that of their means around the common one."""
     limit = np.inf if most is None else most * median(client.samples for client in clients)
     weight = np.array([min(client.samples, limit) for client in clients], np.float64)

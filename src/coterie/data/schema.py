@@ -36,6 +36,8 @@ class Column:
     """In the order of the inputs; empty where the column holds numbers."""
     fill: float | None = None
     """What stands for a missing number: the mean over all clients' training rows. None where one is refused."""
+    known: int = 0
+    """How many numbers that is the mean of."""
 
     @property
     def width(self) -> int:
@@ -89,6 +91,7 @@ class Schema:
             if not isinstance(found, dict):
                 raise wire.WireError("it holds no table")
             known = {"shape": found["shape"], "classes": found["classes"]}
+            found["columns"] = [{"known": 0, **column} for column in found.get("columns", ())]
             schema: Schema = wire.unpack(cls, {**wire.pack(cls(**known))[0], **found}, {})
         except (wire.WireError, *UNREADABLE) as error:
             raise CoterieError(f"This is no schema of a run's data ({error}).") from error

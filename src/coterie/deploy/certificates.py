@@ -18,14 +18,21 @@ from coterie.deploy.boundary import check_name
 
 _DAYS = 365
 _CA = "coterie trial CA"
+_NAMES = ".names"
 
 
-def make_certificates(folder: Path, names: Sequence[str], hosts: Sequence[str]) -> list[Path]:
+def make_certificates(folder: Path, names: Sequence[str], hosts: Sequence[str], gateway: str = "") -> list[Path]:
     """A CA and a server's certificate, where there are none yet, and keys for these clients; returned is what is new.
 
     In `folder`: ca.pem, ca.key, server.pem, server.key, keys/NAME.pub (what the server knows of its clients), and
-    clients/NAME/ with ca.pem, node.key (for Flower), peer.pem and peer.key (for zenoh).
+    clients/NAME/ with ca.pem, node.key (for Flower), peer.pem and peer.key (for zenoh). The clients of a gateway have
+    one key together, that of the gateway; keys/GATEWAY.names lists them.
     """
+    hosted = [check_name(name, "--names:") for name in names] if gateway else []
+    if gateway and not hosted:
+        raise CoterieError("Say with --names which clients the gateway answers for.")
+    if gateway:
+        names = [check_name(gateway, "--gateway")]
     for name in names:
         check_name(name, "--names:")
         if (folder / "clients" / name).exists():
@@ -41,9 +48,20 @@ def make_certificates(folder: Path, names: Sequence[str], hosts: Sequence[str]) 
             _write(folder / "server.key", _private(key))
         for name in names:
             _client(folder, name, ca, ca_key, hosts)
+        if gateway:
+            _write(folder / "keys" / f"{gateway}{_NAMES}", "\n".join(hosted).encode())
     except OSError as error:
         raise CoterieError(f"Cannot write certificates to {folder}: {error.strerror or error}.") from error
     return sorted(path for path in folder.rglob("*") if path.is_file() and path not in before)
+
+
+def gateways_in(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The gateways among the keys that a server knows, and the clients of each."""
+    try:
+        listed = {file.stem: file.read_text().split("\n") for file in sorted((folder / "keys").glob(f"*{_NAMES}"))}
+    except (OSError, UnicodeDecodeError) as error:
+        raise CoterieError(f"The names in {folder / 'keys'} cannot be read ({error}).") from error
+    return {key: tuple(check_name(name, f"{key}{_NAMES}:") for name in names if name) for key, names in listed.items()}
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

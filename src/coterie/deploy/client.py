@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.federation import SCORES
-from coterie.core.jobs import (
-    Job,
-    Setting,
-    client_function,
-    perform,
-)
+from coterie.core.jobs import Job, Outcome, Setting, client_function, cohort_of, perform
 from coterie.core.message import Message
 from coterie.core.samples import ClientId, Population, kind_of
+from coterie.core.states import State, row
+from coterie.core.task import Task
 from coterie.core.terminal import shortly
-from coterie.data.own import agreed_labels
-from coterie.data.scaling import moments
+from coterie.core.threads import one_thread
+from coterie.data.agreed import agreed
+from coterie.data.scaling import Moments, moments
 from coterie.data.schema import MOST_NAMES, schema_of
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
+from coterie.deploy.hello import Hello, short, told_column
 from coterie.deploy.memory import DiskMemory
-from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
-from coterie.methods.base import Models
+from coterie.deploy.protocol import Order, Returned, RunSpec, to_text
+from coterie.methods.base import Models, RoundMethod
 from coterie.methods.how_many import in_rounds
+from coterie.methods.served import Examination
 
 MOST_EPOCHS = 1000
 _STEPS_PER_EPOCH = 100
@@ -57,6 +59,18 @@ def check_work(method: Any, most_epochs: int) -> None:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class AtEnd:
+    """What a client has when a run is judged for the last time: its model, and how it does."""
+
+    name: ClientId
+    spec: RunSpec
+    round: int
+    setting: Setting
+    model: State
+    examined: Examination
+
+
 class Device:
     """A client. What it answers depends on the order, its data and its memory, never on which process answers."""
 
@@ -67,45 +81,59 @@ class Device:
         memory: Path,
         model: str = "",
         *,
+        code: Sequence[str] = (),
+        at_end: Callable[[AtEnd], None] | None = None,
         most_epochs: int = MOST_EPOCHS,
         secret: str | None = None,
         consent: Consent | None = None,
     ) -> None:
         self.name = check_name(name, "--name")
-        if kind_of(data) in ("multilabel", "regression"):
-            raise CoterieError(
-                f"The targets are those of {kind_of(data)}; between machines only classes are learnt in this version: "
-                "give integers from 0 up, or run it in the simulator (coterie run)."
-            )
-        self._data, self._root, self._model, self._most_epochs = data, memory, model, most_epochs
+        self._data, self._root, self._most_epochs = data, memory, most_epochs
+        self._own, self._at_end = (model, *code), at_end
         self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[RunSpec, Setting] = {}
 
     @cached_property
     def hello(self) -> Hello:
-        """The introduction: nothing but names, sizes and moments of the training inputs."""
-        train, schema = self._data.client(self.name).train, schema_of(self._data)
+        """The introduction: nothing but names, sizes and moments of the training inputs, and of targets that are
+        numbers.
+        """
+        train, schema, kind = self._data.client(self.name).train, schema_of(self._data), kind_of(self._data)
         by_feature = train.x.dim() == 4 or self._consent.tells("features")
         told = moments(train.x if by_feature else train.x.reshape(-1, 1))
-        columns = tuple(column.name for column in schema.columns)
+        columns = schema.columns if len(schema.columns) <= MOST_NAMES else ()
+        tells = kind == "regression" and self._consent.tells("labels")
+        targets = moments(train.y.double().reshape(len(train), -1)) if tells else Moments(0, (), ())
         return Hello(
             name=self.name,
             shape=tuple(self._data.shape),
             classes=self._data.classes,
             dtype=str(train.x.dtype).removeprefix("torch."),
             samples=len(train),
-            mean=tuple(map(_short, told.mean)),
-            square=tuple(_short(m**2 + d**2) for m, d in zip(told.mean, told.deviation, strict=True)),
+            mean=tuple(map(short, told.mean)),
+            deviation=tuple(map(short, told.deviation)),
             names=schema.class_names,
-            columns=columns if len(columns) <= MOST_NAMES else (),
+            columns=tuple(told_column(column, words=by_feature) for column in columns),
+            task="classification" if kind == "binary" else kind,
+            target_mean=targets.mean,
+            target_deviation=targets.deviation,
         )
+
+    def introduce(self) -> tuple[str, bytes | None]:
+        """What it says of itself, as it is sent."""
+        return to_text(self.hello), None
+
+    def answer(self, text: str, payload: bytes, limit: int) -> tuple[str, bytes]:
+        """What it answers to an order, as it is sent."""
+        returned = self.perform(text, payload, limit=limit)
+        return returned.text, returned.payload
 
     def perform(self, text: str, payload: bytes, *, limit: int = wire.DEFAULT_LIMIT) -> Returned:
         """Run the client function that an order names on its message, keep what it keeps, and encode the reply.
 
         Whatever goes wrong is a `CoterieError`: an order cannot end the process that it was sent to.
         """
-        order = checked(Order, text)
+        order = _order(text)
         with blamed(f"The order {order.action!r} failed here"):
             return self._performed(order, payload, limit)
 
@@ -120,8 +148,20 @@ class Device:
         outcome = perform(setting, job, message.with_axis() if order.each else message)
         if outcome.kept:
             memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
+        if order.action == RoundMethod.judge_fully.__name__ and self._at_end is not None:
+            with suppress(CoterieError):  # what it writes for itself is no reason not to answer
+                self._at_end(self._ended(order, setting, job, outcome, message))
         loss = outcome.losses.get(self.name) if self._consent.tells(SCORES) else None
         return Returned(outcome.reply.row(0).encode(), loss)
+
+    def _ended(self, order: Order, setting: Setting, job: Job, outcome: Outcome, message: Message) -> AtEnd:
+        """What this client has once a run is over."""
+        model = outcome.kept_by(0).get("personal")
+        if not isinstance(model, dict):
+            sent = message.with_axis() if order.each else message
+            with one_thread():
+                model = row(setting.method.served(cohort_of(setting, job), sent.open()).models, 0)  # type: ignore[attr-defined]
+        return AtEnd(self.name, order.agreement, order.round, setting, model, outcome.reply.open())
 
     def _setting(self, spec: RunSpec) -> Setting:
         if spec not in self._settings:
@@ -129,20 +169,26 @@ class Device:
         return self._settings[spec]
 
     def _understood(self, spec: RunSpec) -> Setting:
-        if spec.shape != tuple(self._data.shape):
-            raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(self._data.shape)}.")
-        settings = spec.build_method()
-        check_work(settings, self._most_epochs)
-        method = in_rounds(settings)
-        task = method.task(spec.build_task(self._model))
-        return Setting(
-            method, task, agreed_labels(self._data, spec.class_names), spec.seed, self._secret, self._consent.least_flip
-        )
+        data = agreed(self._data, spec.terms)
+        if spec.shape != tuple(data.shape):
+            raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(data.shape)}.")
+        method, task = _learnt(spec, self._own, self._most_epochs)
+        return Setting(method, task, data, spec.seed, self._secret, self._consent.least_flip)
 
 
-def _short(number: float) -> float:
-    """A number with as many digits as matter: of a thousand features all are sent."""
-    return float(f"{number:.12g}")
+@lru_cache(maxsize=1)
+def _order(text: str) -> Order:
+    """The order in a text; the clients of a gateway are sent the same."""
+    return checked(Order, text)
+
+
+@lru_cache(maxsize=1)
+def _learnt(spec: RunSpec, own: tuple[str, ...], most_epochs: int) -> tuple[RoundMethod[Any], Task]:
+    """The method and the task of a run, which all clients of this process share."""
+    settings = spec.build_method()
+    check_work(settings, most_epochs)
+    method = in_rounds(settings)
+    return method, method.task(spec.build_task(*own))
 
 
 def message_type(function: Any) -> Any:

@@ -21,16 +21,25 @@ from coterie.methods.base import RoundMethod
 
 _IMAGINED = "nobody"
 _SAMPLES = 4
+_DTYPES = {"floats": torch.float32, "token ids": torch.int64}
 _log = logging.getLogger(__name__)
 
 
-def imagined(question: Question[Any], task: Task, round: int, *, floats: bool) -> Message | None:
-    """What one client's reply looks like, or None where that cannot be found out this way."""
+def imagined(question: Question[Any], task: Task, round: int, *, inputs: str) -> Message | None:
+    """What one client's reply looks like, or None where that cannot be found out this way.
+
+    `inputs` is what they are to the model (`Hello.inputs`).
+    """
     method = getattr(question.function, "__self__", None)
     if not isinstance(method, RoundMethod):
         return None
-    inputs = torch.zeros(_SAMPLES, *task.shape, dtype=torch.float32 if floats else torch.uint8)
-    samples = Samples(inputs, torch.arange(_SAMPLES) % task.classes)
+    dtype = _DTYPES.get(inputs, torch.uint8)
+    if task.kind in ("classification", "binary"):
+        targets = torch.arange(_SAMPLES) % task.classes
+    else:
+        wide = task.kind == "multilabel" or task.classes > 1
+        targets = torch.zeros(_SAMPLES, *([task.classes] if wide else []))
+    samples = Samples(torch.zeros(_SAMPLES, *task.shape, dtype=dtype), targets)
     data = OwnPopulation({_IMAGINED: ClientData(samples, samples, samples)}, task.shape, task.classes, task.normalise)
     rows = None if question.rows is None else tuple(question.rows[:1])
     job = Job(question.function.__name__, round, (_IMAGINED,), rows, ({},))

@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import Annotated, Any
 
 import torch
 
 from coterie.core import wire
 from coterie.core.errors import CoterieError
-from coterie.core.samples import Normalise
+from coterie.core.metrics import chosen_metric
+from coterie.core.samples import Normalise, Samples
 from coterie.core.settings import from_settings
+from coterie.core.targets import KINDS, TargetScale, TaskKind
 from coterie.core.task import Task
-from coterie.data.scaling import Moments, NormaliseName, channels
-from coterie.data.scaling import pooled as common_scale
-from coterie.data.schema import LONGEST_NAME, MOST_NAMES
+from coterie.core.user_code import is_code, loaded_if_code
+from coterie.data.agreed import Terms
+from coterie.data.scaling import channels
 from coterie.deploy.boundary import LATEST, Between, Length, Name, OneOf, Text, blamed
+from coterie.deploy.hello import (
+    MOST_CHANNELS,
+    Classes,
+    ColumnsTold,
+    Names,
+    Shape,
+    TargetMeans,
+    TargetSpreads,
+    too_large,
+    wrong_columns,
+)
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
 from coterie.models.named import builder_named
 
 HELLO = "hello"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-INPUTS = ("uint8", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool")
-_LARGEST_INPUT = 1 << 24
-_MOST_CHANNELS = 1 << 12
-_LONGEST_NAMES = 20_000  # characters of all names together: every order carries them
-_LARGEST_WEIGHT = 10  # of a client in the common normalisation, in medians of all
 _LONGEST_LOSS = 24  # characters
 
-Shape = Annotated[tuple[Annotated[int, Between(1, 1 << 16)], ...], Length(1, 4)]
-Classes = Annotated[int, Between(1, 1 << 16)]
 Moment = Annotated[int, Between(0, LATEST)]
-Means = Annotated[tuple[Annotated[float, Between(-1e12, 1e12)], ...], Length(1, _MOST_CHANNELS)]
-Names = Annotated[tuple[Annotated[str, Text(LONGEST_NAME)], ...], Length(0, MOST_NAMES)]
-Squares = Annotated[tuple[Annotated[float, Between(0, 1e24)], ...], Length(1, _MOST_CHANNELS)]
+Code = Annotated[str, Text(500)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class _Scaled:
 
     def wrong(self, value: Normalise) -> str:
         """Too many channels, or numbers out of range."""
-        if not 1 <= len(value.mean) == len(value.std) <= _MOST_CHANNELS:
+        if not 1 <= len(value.mean) == len(value.std) <= MOST_CHANNELS:
             return "has not as many means as deviations"
         usable = all(abs(m) <= 1e12 for m in value.mean) and all(1e-12 <= s <= 1e12 for s in value.std)
         return "" if usable and 1e-12 <= value.scale <= 1e12 else "has means, deviations or a scale out of range"
@@ -71,6 +73,33 @@ class RunSpec:
     use_kernel: bool = True
     class_names: Names = ()
     """The labels of all clients together, in sorted order, where they are words."""
+    columns: ColumnsTold = ()
+    """The columns of all clients' tables together, in the order of the inputs."""
+    tokens: bool = False
+    """Whether the inputs are token ids."""
+    task: Annotated[str, OneOf(("", *KINDS))] = ""
+    """What is learnt; of an older run, classes."""
+    target_mean: TargetMeans = ()
+    target_std: TargetSpreads = ()
+    """The common scale of targets that are numbers."""
+    loss: Code = "auto"
+    metric: Code = "auto"
+
+    @property
+    def kind(self) -> TaskKind:
+        """What is learnt."""
+        kinds: dict[str, TaskKind] = {kind: kind for kind in KINDS}
+        return kinds.get(self.task, "binary" if self.classes == 2 else "classification")
+
+    @property
+    def terms(self) -> Terms:
+        """How clients read their data."""
+        return Terms(self.kind, self.classes, self.class_names, tuple(told.column for told in self.columns))
+
+    @property
+    def target_scale(self) -> TargetScale | None:
+        """The scale of targets that are numbers, where there is one."""
+        return TargetScale(self.target_mean, self.target_std) if self.target_mean else None
 
     def wrong(self) -> str:
         """Inputs that are larger than any model takes, or another number of means than of channels or features."""
@@ -79,9 +108,9 @@ class RunSpec:
             return f"inputs of shape {self.shape} have {number} channels, not {len(self.normalise.mean)}"
         if len(self.class_names) not in (0, self.classes) or len(set(self.class_names)) != len(self.class_names):
             return f"{len(self.class_names)} names are not those of {self.classes} classes"
-        if _too_wordy(self.class_names):
-            return _too_wordy(self.class_names)
-        return _too_large(self.shape)
+        if not len(self.target_mean) == len(self.target_std) <= self.classes or 0.0 in self.target_std:
+            return "the scale of the targets is none"
+        return wrong_columns(self.columns, self.shape, self.class_names) or too_large(self.shape)
 
     def build_method(self) -> ServerMethod[Any]:
         """The method with the settings of this run."""
@@ -94,25 +123,34 @@ class RunSpec:
             raise CoterieError(f"{self.method} has no server; run it between peers: coterie peer --config ...")
         return method
 
-    def build_task(self, own_model: str = "") -> Task:
+    def build_task(self, *own: str) -> Task:
         """What is learnt, before the method has its say in it (`ServerMethod.task`).
 
-        A model that is code (`file.py:function`, `package.module:function`) is run only if the user of this machine has
-        named it, too (`own_model`): what comes from others is data.
+        A model, a loss or a metric that is code (`file.py:function`, `package.module:function`) is run only if the user
+        of this machine has named it, too (`own`): what comes from others is data.
         """
-        if (":" in self.model or self.model.endswith(".py")) and self.model != own_model:
-            raise CoterieError(
-                f"The run trains the model {self.model}, which is code of another machine's; "
-                f"have the same file here and join with --model {self.model}."
-            )
-        return Task(
+        for what, option in (("model", "--model "), ("loss", "--set loss="), ("metric", "--set metric=")):
+            named = getattr(self, what)
+            if is_code(named) and named not in own:
+                raise CoterieError(
+                    f"The run has the {what} {named}, which is code of another machine's; "
+                    f"have the same file here and join with {option}{named}."
+                )
+        made = Task(
             builder_named(self.model, self.shape, self.classes),
             self.shape,
             self.classes,
             self.normalise,
             dtype=DTYPES[self.dtype],
             use_kernel=self.use_kernel,
+            kind=self.kind,
+            target_scale=self.target_scale,
+            metric=None if self.metric == "auto" else chosen_metric(loaded_if_code(self.metric, "metric"), self.kind),
         )
+        x = torch.zeros(2, *self.shape, dtype=torch.int64 if self.tokens else torch.float32)
+        y = torch.zeros(2, *((self.classes,) if self.kind == "multilabel" or self.classes > 1 else ()))
+        whole = self.kind in ("classification", "binary")
+        return made.settled(loaded_if_code(self.loss, "loss"), Samples(x, torch.zeros(2).long() if whole else y))
 
 
 @dataclass(frozen=True)
@@ -132,49 +170,6 @@ class Order:
     safe: Moment
     each: bool
     common: Annotated[tuple[Annotated[str, Text(200)], ...], Length(0, 100)] = ()
-
-
-@dataclass(frozen=True)
-class Hello:
-    """How a client introduces itself: its name, the form of its data, and their moments per channel."""
-
-    name: Name
-    shape: Shape
-    classes: Classes
-    dtype: Annotated[str, OneOf(INPUTS)]
-    samples: Annotated[int, Between(1, 10**9)]
-    mean: Means
-    square: Squares
-    names: Names = ()
-    """Its labels, where they are words."""
-    columns: Names = ()
-    """The columns of its inputs, where its data are a table."""
-
-    @property
-    def inputs(self) -> str:
-        """What the inputs are to the model: bytes and floats, which are brought to one scale, or token ids."""
-        return {"uint8": "bytes", "int64": "token ids"}.get(self.dtype, "floats")
-
-    @property
-    def moments(self) -> Moments:
-        """What it says of its inputs."""
-        both = zip(self.mean, self.square, strict=True)
-        return Moments(self.samples, self.mean, tuple(max(square - mean**2, 0.0) ** 0.5 for mean, square in both))
-
-    def wrong(self) -> str:
-        """What does not belong together: one mean and one mean square per channel, and squares that are possible."""
-        number = channels(self.shape, torch.float32)
-        if len(self.mean) not in (1, number) or len(self.square) != len(self.mean):
-            return f"inputs of shape {self.shape} have {number} means and mean squares, or one"
-        if self.names and len(self.names) != self.classes:
-            return f"{len(self.names)} names are not those of {self.classes} classes"
-        if _too_wordy((*self.names, *self.columns)):
-            return _too_wordy((*self.names, *self.columns))
-        if any(square < middle**2 * (1 - 1e-6) - 1e-9 for middle, square in zip(self.mean, self.square, strict=True)):
-            return "a mean square cannot be below the square of the mean"
-        if self.inputs == "bytes" and not all(0 <= number <= 1 for number in (*self.mean, *self.square)):
-            return "the means of bytes are between 0 and 1"
-        return _too_large(self.shape)
 
 
 @dataclass(frozen=True)
@@ -201,15 +196,6 @@ class Returned:
             return cls(payload)
 
 
-def _too_wordy(names: tuple[str, ...]) -> str:
-    fits = sum(map(len, names)) <= _LONGEST_NAMES
-    return "" if fits else f"names of classes and columns have more than {_LONGEST_NAMES} characters together"
-
-
-def _too_large(shape: tuple[int, ...]) -> str:
-    return "" if prod(shape) <= _LARGEST_INPUT else f"an input has at most {_LARGEST_INPUT} numbers"
-
-
 def to_text(value: Any) -> str:
     """Plain values as JSON."""
     return json.dumps(wire.pack(value)[0], separators=(",", ":"))
@@ -218,15 +204,3 @@ def to_text(value: Any) -> str:
 def settings_of(method: Any) -> str:
     """A method's settings as a run spec carries them."""
     return json.dumps(asdict(method))
-
-
-def pooled(hellos: Mapping[str, Hello], choice: NormaliseName = "auto") -> Normalise:
-    """How all clients' inputs become those of the model: as in the simulator (`data.scaling.pooled`).
-
-    A client counts by its number of samples, which cannot be checked: at most ten times as much as the median client.
-    One that does not tell its features one by one is left out where others do.
-    """
-    most = max(len(hello.mean) for hello in hellos.values())
-    telling = [hello for hello in hellos.values() if len(hello.mean) == most]
-    first, told = telling[0], [hello.moments for hello in telling]
-    return common_scale(told, choice, first.shape, getattr(torch, first.dtype), most=_LARGEST_WEIGHT)

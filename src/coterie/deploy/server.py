@@ -6,7 +6,8 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,15 +15,20 @@ from torch import Tensor
 from coterie.core.checks import check_reply
 from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError, Unfinished
-from coterie.core.federation import Engine, Failure, Ledger, Purpose, Question, Replies
+from coterie.core.federation import Engine, Failure, Ledger, Question, Replies
 from coterie.core.interrupts import pause
 from coterie.core.jobs import action_of
 from coterie.core.message import Message
 from coterie.core.notes import Note, silent
+from coterie.core.quorum import Quorum, discounted
 from coterie.core.samples import ClientId
 from coterie.core.task import Task
+from coterie.data.labels import are_whole
+from coterie.deploy.hello import Hello
 from coterie.deploy.imagined import imagined
-from coterie.deploy.protocol import Hello, Order, Returned, RunSpec
+from coterie.deploy.latecomers import Latecomers
+from coterie.deploy.latecomers import Transport as Transport
+from coterie.deploy.protocol import Order, Returned, RunSpec
 from coterie.deploy.replies import Expected
 
 R = TypeVar("R")
@@ -33,24 +39,6 @@ _OFFENCES = 2
 _BREAK = 4
 _LONGEST_BREAK = 256
 _MOST_CLIENTS = 100_000  # that can ever take part in one run: without keys, anybody can come under any number of names
-
-
-class Transport(Protocol):
-    """Carries orders to clients that are named by us, and their replies back."""
-
-    def look(self) -> Mapping[ClientId, Hello]:
-        """Who is there now, newcomers included."""
-
-    def deliver(
-        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
-    ) -> dict[ClientId, Returned | Failure]:
-        """Send one message to each client and wait, but not for ever, for what they answer."""
-
-    def tell(self, client: ClientId, text: str) -> None:
-        """Say something to a client's user; nothing depends on its arrival."""
-
-    def close(self) -> None:
-        """Let the connection go."""
 
 
 Hellos = Mapping[ClientId, Hello]
@@ -98,6 +86,8 @@ class RemoteFederation(Engine):
         path: str = "deployment",
         go_on: str = "coterie serve --resume",
         inputs: str = "",
+        strict: bool = True,
+        quorum: Quorum | None = None,
         note: Note = silent,
         on_saved: Callable[[int, list[ClientId]], None] = silent,
     ) -> None:
@@ -108,7 +98,7 @@ class RemoteFederation(Engine):
         self.memory: dict[ClientId, Memory] = {}
         self._transport, self._limit = transport, limit
         self._least, self._patience, self._go_on, self._inputs = least, patience, go_on, inputs
-        self._note, self._on_saved = note, on_saved
+        self._strict, self._note, self._on_saved = strict, note, on_saved
         self._known, self._session = set(known), secrets.token_hex(8)
         self._prepared, self._safe = False, 0
         self._silent: set[ClientId] = set()
@@ -117,6 +107,8 @@ class RemoteFederation(Engine):
         self._offences = Counter[ClientId]()
         self._breaks: dict[ClientId, int] = {}
         self._present: tuple[ClientId, ...] = ()
+        self._late = Latecomers(transport, quorum or Quorum())
+        self._likely = sum(t.numel() * t.element_size() for t in task.template.values())
         self._samples: dict[ClientId, int] = {}
         self._forms: dict[str, str] = {}
         self._gather()
@@ -141,6 +133,7 @@ class RemoteFederation(Engine):
         """Look who is there; those never seen before are the newcomers."""
         self.round = round
         self._silent.clear()
+        self._late.settled = False
         self._gather()
         new = tuple(client for client in self._present if client not in self._known)
         for client in new:
@@ -150,9 +143,27 @@ class RemoteFederation(Engine):
 
     def _gather(self) -> None:
         """Wait until there are enough clients to go on with."""
-        there = gathered(self._transport, self._least, self._patience, self._go_on, self._fitting)
+        there = gathered(self._transport, self._least, self._patience, self._go_on, self._free)
         self._samples.update({client: hello.samples for client, hello in there.items()})
         self._present = tuple(sorted(there))
+
+    def _free(self, there: Hellos) -> Hellos:
+        """Clients that fit, and are not at work on an earlier round."""
+        self.ledger.up["train"] += self._late.hear()
+        return {client: hello for client, hello in self._fitting(there).items() if client not in self._late.busy}
+
+    @property
+    def waiting(self) -> frozenset[ClientId]:
+        """Clients whose late replies are there to be used."""
+        return frozenset(self._late.waiting)
+
+    def settle(self) -> None:
+        """Wait for those who are still at work, as long as a client may take; from here on all are waited for."""
+        slow = self._late.busy
+        self._late.settle()
+        back = slow & self._fitting(self._transport.look()).keys() if slow else set[ClientId]()
+        self._present = tuple(sorted({*self._present, *back}))
+        self._silent -= back
 
     def _fitting(self, there: Hellos) -> Hellos:
         """Clients whose data are what the run is about, and that are not on a break."""
@@ -164,27 +175,17 @@ class RemoteFederation(Engine):
         }
 
     def _fits(self, client: ClientId, hello: Hello) -> bool:
-        spec = self.spec
-        alike = hello.inputs == (self._inputs or hello.inputs)
-        named = bool(hello.names) == bool(spec.class_names) and set(hello.names) <= set(spec.class_names)
-        if hello.shape == spec.shape and hello.classes <= spec.classes and alike and named:
-            return True
-        if client not in self._refused:
+        why = unlike(hello, self.spec, self._inputs)
+        if why and client not in self._refused:
             self._refused.add(client)
-            why = (
-                "its labels are not those of the run"
-                if not named
-                else f"it has {hello.inputs if self._inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
-                f"classes, the run is about {self._inputs or 'inputs'} of shape {spec.shape} in {spec.classes}"
-            )
             self._note(f"{client} is not admitted: {why}")
             self._transport.tell(client, f"you are not admitted to this run: {why}")
-        return False
+        return not why
 
     def _judge(self, failed: Mapping[ClientId, Failure]) -> None:
         """Who breaks the rules twice is not asked for a while: 4 rounds, then 8, up to 256."""
         for client, failure in failed.items():
-            if failure.kind not in ("wrong shape", "too large"):
+            if failure.kind not in ("wrong shape", "too large") or not self._strict:
                 continue
             self._offences[client] += 1
             if self._offences[client] < _OFFENCES:
@@ -208,7 +209,8 @@ class RemoteFederation(Engine):
     def answer(self, question: Question[R]) -> Replies[R]:
         """One message to each client, all at once."""
         ids, purpose = question.ids, question.purpose
-        asked = [client for client in ids if client not in self._silent]
+        due = self._late.due(question, self.round)
+        asked = [client for client in ids if client not in self._silent and client not in due]
         payloads = _payloads(question)
         order = Order(
             agreement=self.spec,
@@ -220,7 +222,10 @@ class RemoteFederation(Engine):
             each=question.rows is not None,
             common=question.message.common,
         )
-        answers = self._transport.deliver(purpose, order, {client: payloads[client] for client in asked})
+        sent = {client: payloads[client] for client in asked}
+        enough = self._late.enough(len(asked), len(due))
+        answers = self._transport.deliver(purpose, order, sent, enough=enough, likely=self._likely) if sent else {}
+        shut = self._late.closed(order, purpose, answers, enough)
         came = {client: answer for client, answer in answers.items() if isinstance(answer, Returned)}
         if question.counted:
             self.ledger.down[purpose] += sum(len(payloads[client]) for client in asked)
@@ -228,13 +233,18 @@ class RemoteFederation(Engine):
         failed = {client: answer for client, answer in answers.items() if isinstance(answer, Failure)}
         # a client that does not answer is not waited for a second time in this round
         self._silent.update(client for client, failure in failed.items() if failure.kind in ("late", "lost"))
-        replies: Replies[R] = self._accept(question, asked, came, failed)
+        came |= {client: late.reply for client, late in due.items()}
+        ages = {client: self.round - late.round for client, late in due.items()}
+        here = [client for client in ids if client in due or client in sent]
+        replies: Replies[R] = self._accept(question, here, came, failed, ages)
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
-        self._tell(replies.failed)
+        if shut:
+            self._note(f"round {self.round + 1} is closed ({order.action}); {len(shut)} clients are late")
+        self._tell({client: failure for client, failure in replies.failed.items() if client not in shut})
         self._judge(replies.failed)
-        lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(asked)}
+        lost = {client: Failure("lost", "it did not answer earlier in this round") for client in set(ids) - set(here)}
         losses = {client: answer.loss for client, answer in came.items() if answer.loss is not None}
-        return Replies(replies.ids, replies.value, {**replies.failed, **lost}, losses)
+        return replace(replies, failed={**replies.failed, **lost}, losses=losses)
 
     def _tell(self, failed: Mapping[ClientId, Failure]) -> None:
         """Say whose replies are missing: of those who are gone each time, of bad ones the first of a kind."""
@@ -251,13 +261,14 @@ class RemoteFederation(Engine):
         ids: Sequence[ClientId],
         answers: Mapping[ClientId, Returned],
         failed: dict[ClientId, Failure],
+        ages: Mapping[ClientId, int],
     ) -> Replies[Any]:
         """Open the replies that have the right form, stack them, refuse the bad ones by name."""
         expected = Expected(
             question,
             self.task.template,
             self._limit,
-            imagine=lambda: imagined(question, self.task, self.round, floats=self._inputs == "floats"),
+            imagine=lambda: imagined(question, self.task, self.round, inputs=self._inputs),
             known=self._forms,
         )
         messages: dict[ClientId, Message] = {}
@@ -283,10 +294,11 @@ class RemoteFederation(Engine):
         if len(good) < len(names):
             stacked = {path: tensor[torch.tensor(good)] for path, tensor in stacked.items()}
         ids = tuple(names[index] for index in good)
-        value = expected.opened(first.holding(stacked))
+        stale = {client: ages[client] for client in ids if client in ages}
+        value = expected.opened(first.holding(discounted(stacked, ids, stale)))
         if isinstance(value, Failure):  # all are of one form, so none of them can be opened
             return Replies((), None, failed | dict.fromkeys(ids, value))
-        return Replies(ids, value, failed)
+        return Replies(ids, value, failed, stale=stale)
 
     def note(self, text: str) -> None:
         """Tell those who watch the run."""
@@ -312,6 +324,33 @@ class RemoteFederation(Engine):
     def close(self) -> None:
         """Let the connection go."""
         self._transport.close()
+
+
+def unlike(hello: Hello, spec: RunSpec, inputs: str = "") -> str:
+    """Why a client's data are not what the run is about; nothing if they are."""
+    kind = "classification" if spec.kind == "binary" else spec.kind
+    if hello.task != kind:
+        return f"its targets are those of {hello.task}, the run is about {kind}"
+    if not _known_labels(hello.names, spec):
+        return "its labels are not those of the run"
+    if {(c.name, c.text) for c in hello.columns} != {(c.name, c.text) for c in spec.columns}:
+        return "the columns of its table are not those of the run"
+    many = hello.classes > spec.classes if kind == "classification" else hello.classes != spec.classes
+    if (hello.shape != spec.shape and not spec.columns) or many or hello.inputs != (inputs or hello.inputs):
+        return (
+            f"it has {hello.inputs if inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
+            f"classes, the run is about {inputs or 'inputs'} of shape {spec.shape} in {spec.classes}"
+        )
+    return ""
+
+
+def _known_labels(names: tuple[str, ...], spec: RunSpec) -> bool:
+    """Whether a client's labels are among the run's: its words, or numbers where one of the two has such as words."""
+    if names and spec.class_names:
+        return set(names) <= set(spec.class_names)
+    if not are_whole((*names, *spec.class_names)):
+        return False
+    return all(0 <= int(name) < spec.classes for name in names)
 
 
 def _payloads(question: Question[Any]) -> dict[ClientId, bytes]:

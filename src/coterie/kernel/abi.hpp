@@ -38,6 +38,7 @@ struct TrainCall {
     const void* anchor;      // start of the prox term, or null
     const void* correction;  // added to every gradient, or null
     const int64_t* order;    // [epochs][per_epoch] sample numbers
+    const uint8_t* masks;    // [samples of all epochs][dropped values], in the order of masks.hpp; null without dropout
     int64_t epochs, per_epoch, batch, block_bytes;
     int64_t rule;
     double lr, momentum, weight_decay, mu, beta1, beta2, eps;

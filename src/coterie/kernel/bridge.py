@@ -15,6 +15,7 @@ from coterie.core.samples import Normalise, Samples
 from coterie.core.states import Stack, count
 from coterie.core.task import LossFn, LossName, Task
 from coterie.kernel.net import Net, Routing
+from coterie.kernel.noise import masks
 from coterie.kernel.rows import KernelRows
 from coterie.kernel.translate import plan
 
@@ -52,6 +53,7 @@ class KernelTask:
         start: Stack,
         clients: Sequence[Samples],
         order: Callable[[int], Tensor],
+        generator: Callable[[int], torch.Generator],
         opt: Optimiser,
         rate: float,
         *,
@@ -84,6 +86,7 @@ class KernelTask:
                 correction=pulls[index] if pulls is not None else None,
                 **self._scaling(samples),
                 route=route,
+                masks=masks(net, generator(index), len(samples), opt.epochs, batch, self.dtype),
             )
         return models_of(net, weights, start), losses
 

@@ -56,6 +56,11 @@ def register_network(kind: type[nn.Module], routed: Routed) -> None:
     NETWORKS[kind] = routed
 
 
+def pair(value: Any) -> tuple[Any, Any]:
+    """One number for both sides of a map, or two."""
+    return tuple(value) if isinstance(value, list | tuple) else (value, value)
+
+
 class Chain:
     """The layers so far; `shape` is that of one sample behind them."""
 
@@ -87,7 +92,7 @@ class Chain:
         if "linear" not in kinds:
             raise NotKnown("it has no linear layer at the end")
         for first, second in zip(kinds[kinds.index("linear") :], kinds[kinds.index("linear") + 1 :], strict=False):
-            if "linear" not in (first, second):
+            if "linear" not in (first, second) and (second != "dropout" or first == "dropout"):
                 raise NotKnown(f"{second} behind {first} follows a linear layer")
         self._check_domains()
         maps = self.maps if len(self.maps) == 3 else (self.maps[0], 1, 1)
@@ -146,10 +151,6 @@ class Chain:
 
     def pool(self, label: str, options: dict[str, Any]) -> None:
         """A pool with these arguments of torch's."""
-
-        def pair(value: Any) -> tuple[Any, Any]:
-            return tuple(value) if isinstance(value, list | tuple) else (value, value)
-
         kernel = pair(options.pop("kernel_size", None))
         stride = options.pop("stride", None)
         stride = kernel if stride is None or stride in ((), []) else pair(stride)
@@ -162,6 +163,49 @@ class Chain:
             raise NotKnown(f"{label} gets inputs of shape {self.shape}")
         self.layers.append(Layer("pool"))
         self.shape = (self.shape[0], self.shape[1] // 2, self.shape[2] // 2)
+
+    def average(self, label: str, window: tuple[int, int]) -> None:
+        """Means over fields of this size that touch each other; what is left over at the edges is dropped."""
+        if len(self.shape) != 3 or self._has_linear() or window[0] > self.shape[1] or window[1] > self.shape[2]:
+            raise NotKnown(f"{label} gets inputs of shape {self.shape}")
+        self.layers.append(Layer("average", kernel=window))
+        self.shape = (self.shape[0], self.shape[1] // window[0], self.shape[2] // window[1])
+
+    def average_to(self, label: str, size: Any) -> None:
+        """Means over fields of equal size, so many as torch's adaptive pooling is asked for."""
+        wanted = pair(size)
+        sides = self.shape[1:] if len(self.shape) == 3 else (0, 0)
+        counts = tuple(side if count is None else count for side, count in zip(sides, wanted, strict=True))
+        if any(
+            not isinstance(count, int) or not count or side % count for side, count in zip(sides, counts, strict=True)
+        ):
+            raise NotKnown(f"{label} makes {size} fields of inputs of shape {self.shape}, which are not equally large")
+        self.average(label, (sides[0] // counts[0], sides[1] // counts[1]))
+
+    def average_pool(self, label: str, options: dict[str, Any]) -> None:
+        """An average pool with these arguments of torch's."""
+        kernel, stride = pair(options.get("kernel_size")), options.get("stride")
+        stride = kernel if stride is None or stride in ((), []) else pair(stride)
+        padded = pair(options.get("padding", 0)) != (0, 0)
+        if kernel != stride or padded or options.get("ceil_mode") or options.get("divisor_override") is not None:
+            raise NotKnown(f"{label} is not a plain average over fields that touch")
+        self.average(label, kernel)
+
+    def dropout(self, label: str, rate: float) -> None:
+        """Dropout of single values."""
+        if not rate:
+            return
+        if not 0 < rate < 1:
+            raise NotKnown(f"{label} drops everything")
+        if self.routed:
+            raise NotKnown(f"{label} is in a network with domains")
+        if (
+            len(self.shape) == 3
+            and self.maps != self.input_shape
+            and not any(x.kind == "convolution" for x in self.layers)
+        ):
+            raise NotKnown(f"{label} comes before the first convolution, on reshaped inputs")
+        self.layers.append(Layer("dropout", rate=float(rate), shape=self.shape))
 
     def flatten(self, start: Any, end: Any) -> None:
         """A flatten with these arguments of torch's."""
@@ -208,7 +252,7 @@ class Chain:
         if not places or kinds[places[0]] == "linear":
             return
         behind = kinds[places[0] + 1 : kinds.index("linear")]
-        named = tuple("pool" if kind == "pool" else "activation" for kind in behind)
+        named = tuple("activation" if kind in ("relu", "tanh", "sigmoid") else kind for kind in behind)
         if "convolution" in behind or named not in _BEHIND_DOMAINS:
             raise NotKnown("it has domains in another convolution than the last")
 
@@ -247,7 +291,12 @@ def _unflatten(chain: Chain, name: str, module: nn.Unflatten) -> None:
     chain.reshape([BATCH, *module.unflattened_size])
 
 
-def _dropout(chain: Chain, name: str, module: nn.Dropout | nn.Dropout2d) -> None:
+def _average(chain: Chain, name: str, module: nn.AvgPool2d) -> None:
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "divisor_override")
+    chain.average_pool(chain.label(name), {each: getattr(module, each) for each in names})
+
+
+def _dropout_of_channels(chain: Chain, name: str, module: nn.Dropout2d) -> None:
     if module.p:
         raise NotKnown(f"layer {chain.label(name)} is not known to the kernel")
 
@@ -261,5 +310,7 @@ register_layer(nn.MaxPool2d, _pool)
 register_layer(nn.Flatten, lambda chain, _, layer: chain.flatten(layer.start_dim, layer.end_dim))
 register_layer(nn.Unflatten, _unflatten)
 register_layer(nn.Identity, lambda *_: None)
-register_layer(nn.Dropout, _dropout)
-register_layer(nn.Dropout2d, _dropout)
+register_layer(nn.AvgPool2d, _average)
+register_layer(nn.AdaptiveAvgPool2d, lambda chain, name, layer: chain.average_to(chain.label(name), layer.output_size))
+register_layer(nn.Dropout, lambda chain, name, layer: chain.dropout(chain.label(name), layer.p))
+register_layer(nn.Dropout2d, _dropout_of_channels)

@@ -52,3 +52,15 @@ def check_channels(normalise: Normalise, channels: int) -> None:
     counts = len(normalise.mean), len(normalise.std)
     if set(counts) - {1, channels}:
         raise CoterieError(f"mean and std must have 1 or {channels} values, not {counts[0]} and {counts[1]}.")
+
+
+MASK_SLACK = 64
+"""Bytes behind the masks of dropout, which vectors may read."""
+
+
+def check_masks(masks: Tensor | None, values: int) -> None:
+    """One byte for every value that dropout may drop, and some behind them; none without dropout."""
+    if (masks is not None) != (values > 0):
+        raise CoterieError("Masks go with a network that has dropout, and only with such a one.")
+    if masks is not None:
+        check_flat("masks", masks, (values + MASK_SLACK,), torch.uint8)

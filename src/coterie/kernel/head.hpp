@@ -6,6 +6,7 @@
 
 #include "linear.hpp"
 #include "maps.hpp"
+#include "masks.hpp"
 #include "parameters.hpp"
 #include "residual.hpp"
 #include "transpose.hpp"
@@ -17,12 +18,12 @@ class Head {
    public:
     // `turned_input`: the inputs arrive as [feature][sample] (from a trunk) and not as [sample][feature].
     Head(const Network& net, const Parameters<T>& parameters, long batch, bool turned_input)
-        : stride_(round_up(batch, kLanes<T>)), turned_input_(turned_input) {
+        : stride_(round_up(batch, kLanes<T>)), turned_input_(turned_input), dropped_before_(net.dropped_in_trunk) {
         long features = round_up(net.head[0].inputs, kInputRows);
         input_row_ = round_up(net.head[0].inputs, kLanes<T>);
         input_.resize(turned_input ? features * stride_ : batch * input_row_ + kInputRows);
         for (const HeadStage& s : net.head) {
-            Stage stage{{s.inputs, s.outputs}, s.activation, parameters.find(s.weight), -1, {}, {}, {}, {}, {}};
+            Stage stage{{s.inputs, s.outputs}, s.activation, parameters.find(s.weight), -1, s.dropout, {}, {}, {}, {}, {}};
             if (s.bias.present()) stage.bias = parameters.find(s.bias);
             stage.z.resize(batch * stage.shape.row_length() + kInputRows);
             stage.dz.resize(batch * stage.shape.row_length());
@@ -49,6 +50,9 @@ class Head {
     T* output_gradient() { return stages_.back().dz.data(); }
     long output_row() const { return stages_.back().shape.row_length(); }
 
+    // What dropout keeps in the next `forward` and `backward`.
+    void drop_by(const Masks& masks) { masks_ = masks; }
+
     // `domains` of the data set's samples, of which `order` names these; null where no layer has any.
     void forward(const T* weights, long samples, const int64_t* domains, const int64_t* order) {
         for (size_t i = 0; i < stages_.size(); i++) {
@@ -60,6 +64,7 @@ class Head {
             linear_forward<T>(stage.shape, input_of(i), weights + stage.weight,
                               stage.bias >= 0 ? weights + stage.bias : nullptr, stage.z.data(), samples,
                               stage.activation);
+            drop(stage, stage.z.data(), samples);
         }
     }
 
@@ -99,7 +104,8 @@ class Head {
         PackedLinear<T> shape;
         Activation activation;
         long weight, bias;  // in the packed order
-        Buffer<T> z, dz;    // [sample][output], z after the activation
+        Dropout dropout;
+        Buffer<T> z, dz;    // [sample][output], z after activation and dropout
         Buffer<T> turned;   // dz as [output][sample]
         Buffer<T> bias_gradient;
         std::unique_ptr<ResidualLinear<T>> residual;  // of a layer with domains
@@ -129,16 +135,29 @@ class Head {
     void before_activation(Stage& stage, long samples, bool turn) {
         long length = stage.shape.row_length();
         T* dz = stage.dz.data();
+        T kept = drop(stage, dz, samples) ? T(1 - stage.dropout.rate) : T(1);  // what was dropped has no gradient any more
         if (stage.activation != Activation::none)
             for (long i = 0; i < samples * length; i += kLanes<T>)
-                store(dz + i, through_activation<T>(load(dz + i), load(stage.z.data() + i), stage.activation));
+                store(dz + i, through_activation<T>(load(dz + i), kept * load(stage.z.data() + i), stage.activation));
         if (turn)
             transpose<T>([&](long j) { return dz + j * length; }, samples, stage.shape.outputs, stage.turned.data(), stride_);
+    }
+
+    // Multiplies rows of outputs, or of their gradients, by the layer's mask, if it has one.
+    bool drop(const Stage& stage, T* rows, long samples) const {
+        if (!stage.dropout.present() || !masks_.data) return false;
+        const uint8_t* mask = masks_.in_head(dropped_before_, stage.dropout);
+        for (long j = 0; j < samples; j++, rows += stage.shape.row_length(), mask += stage.shape.outputs)
+            for (long o = 0; o < stage.shape.outputs; o += kLanes<T>)
+                store(rows + o, load(rows + o) * factors<T>(mask + o, stage.dropout));
+        return true;
     }
 
     long stride_;     // between features where samples are innermost
     long input_row_;  // between samples of the input where features are innermost
     bool turned_input_;
+    long dropped_before_;  // values of the trunk with masks
+    Masks masks_;
     Buffer<T> input_, input_gradient_;
     std::vector<Stage> stages_;
 };

@@ -29,11 +29,14 @@ class LayerRecord(Structure):
     """One layer (network.hpp)."""
 
     _fields_: ClassVar = [
-        (name, c_int64)
-        for name in (
-            *("kind", "outputs", "kernel_height", "kernel_width", "pad_height", "pad_width"),
-            *("weight_offset", "bias_offset", "domains", "residual_offset", "scale_offset"),
-        )
+        *[
+            (name, c_int64)
+            for name in (
+                *("kind", "outputs", "kernel_height", "kernel_width", "pad_height", "pad_width"),
+                *("weight_offset", "bias_offset", "domains", "residual_offset", "scale_offset"),
+            )
+        ],
+        ("rate", c_double),
     ]
 
 
@@ -67,7 +70,7 @@ class TrainCall(Structure):
 
     _fields_: ClassVar = [
         *[("network", NetworkCall), ("data", DataCall)],
-        *[(name, c_void_p) for name in ("weights", "anchor", "correction", "order")],
+        *[(name, c_void_p) for name in ("weights", "anchor", "correction", "order", "masks")],
         *[(name, c_int64) for name in ("epochs", "per_epoch", "batch", "block_bytes", "rule")],
         *[(name, c_double) for name in ("lr", "momentum", "weight_decay", "mu", "beta1", "beta2", "eps", "mean_loss")],
     ]

@@ -44,9 +44,11 @@ class Model {
 
     const Parameters<T>& parameters() const { return parameters_; }
 
-    // One step on the samples `order[0 .. samples)`; returns the sum of their losses.
+    // One step on the samples `order[0 .. samples)`, with the masks of dropout or null; returns the sum of their losses.
     double step(const Samples<T>& inputs, const Targets<T>& targets, const int64_t* order, long samples, T* weights,
-                Optimiser<T>& optimiser) {
+                Optimiser<T>& optimiser, const uint8_t* masks) {
+        masks_ = {masks, samples};
+        head_.drop_by(masks_);
         forward(inputs, order, samples, weights, true);
         double loss = 0;
         for (long j = 0; j < samples; j++)
@@ -127,6 +129,7 @@ class Model {
             if (new_size) part.begin_step(weights, keep, to_input);
             long place = keep ? block : 0;  // without a way back one place serves all blocks
             gather_map(inputs, order + first, size, part.input(place));
+            part.drop_by(masks_, first);
             part.forward(place, routed_ ? routed_->values(first) : head_.input_map(shape, first));
         });
         if (routed_) routed_->forward(inputs, order, samples, weights, keep, head_.input_map(shape, 0));
@@ -143,8 +146,10 @@ class Model {
             routed_->backward(weights, head_.input_gradient_map(shape, 0), head_.input_map(shape, 0), gradient_.data(),
                               optimiser, front_learns);
         for_blocks(front_learns ? samples : 0, [&](long block, long first, long size, bool) {
-            trunk(size).backward(block, routed_ ? routed_->gradient(first) : head_.input_gradient_map(shape, first),
-                                 routed_ ? routed_->values(first) : head_.input_map(shape, first), gradient_.data());
+            Trunk<T>& part = trunk(size);
+            part.drop_by(masks_, first);
+            part.backward(block, routed_ ? routed_->gradient(first) : head_.input_gradient_map(shape, first),
+                          routed_ ? routed_->values(first) : head_.input_map(shape, first), gradient_.data());
         });
         optimiser.update_all(0, gradient_.data(), until);
         optimiser.update_all(again, gradient_.data() + again, size_of_trunk_ - again);
@@ -158,6 +163,7 @@ class Model {
     Buffer<T> gradient_;  // of the trunk's parameters
     Buffer<T> targets_, scratch_;
     long block_;
+    Masks masks_;  // of the present step
     std::unique_ptr<Routed<T>> routed_;
     std::map<long, std::unique_ptr<Trunk<T>>> trunks_;  // by block size: a ragged last batch has another
 };

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import Normalise
-from coterie.kernel.checks import check_channels, check_flat, check_hyper, dtype_of
+from coterie.kernel.checks import check_channels, check_flat, check_hyper, check_masks, dtype_of
 from coterie.kernel.library import (
     DataCall,
     EvaluateCall,
@@ -27,8 +27,8 @@ from coterie.kernel.library import (
 )
 
 Loss = Literal["cross_entropy", "mse"]
-Kind = Literal["convolution", "linear", "relu", "tanh", "sigmoid", "pool"]
-_KINDS: dict[Kind, int] = {"convolution": 0, "linear": 1, "relu": 2, "tanh": 3, "sigmoid": 4, "pool": 5}
+Kind = Literal["convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout"]
+_KINDS: dict[Kind, int] = {kind: number for number, kind in enumerate(get_args(Kind))}
 _LOSSES = {"cross_entropy": 0, "mse": 1}
 _RULES = {"sgd": 0, "adam": 1}
 _BLOCK_BYTES = 1 << 20  # of maps that convolutions work on at a time: about a second-level cache
@@ -47,6 +47,9 @@ class Layer:
     domains: int = 0
     residual: int = -1
     scale: int = -1
+    rate: float = 0.0
+    """Of dropout, which also says what it is applied to: maps (channels, height, width) or vectors (features,)."""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,13 @@ class Net:
         std: Sequence[float] = (1.0,),
         scale: float = 1.0,
         route: Routing | None = None,
+        masks: Tensor | None = None,
     ) -> float:
         """Train the flat `weights` in place, as torch's optimiser would; returns the mean loss over the samples seen.
 
         `order` holds the sample numbers of all epochs one after the other; a batch never crosses an epoch. `anchor`
         and `mu` give the prox term, `correction` is added to every gradient. `x` is of the weights' type, or uint8;
-        both are normalised by (x * scale - mean) / std per channel.
+        both are normalised by (x * scale - mean) / std per channel. `masks` are those of dropout (`noise.masks`).
         """
         dtype = dtype_of(weights)
         check_flat("weights", weights, (self.size,), dtype)
@@ -119,6 +123,7 @@ class Net:
             raise CoterieError(f"order holds {order.numel()} sample numbers, which are not {epochs} equal epochs.")
         if optimiser not in _RULES:
             raise CoterieError(f"The kernel knows the optimisers sgd and adam, not {optimiser!r}.")
+        check_masks(masks, order.numel() * sum(math.prod(x.shape) for x in self.layers if x.shape))
         check_hyper(lr, momentum, weight_decay, mu, eps, betas)
         data, _kept = self._data(x, y, dtype, mean, std, scale)
         network, _layers = self._network(self.loss, self._routed(data, dtype, route))
@@ -129,6 +134,7 @@ class Net:
             anchor=None if anchor is None else anchor.data_ptr(),
             correction=None if correction is None else correction.data_ptr(),
             order=order.data_ptr(),
+            masks=None if masks is None else masks.data_ptr(),
             epochs=epochs,
             per_epoch=order.numel() // epochs,
             batch=batch,
@@ -252,7 +258,7 @@ class Net:
             [
                 LayerRecord(
                     *(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias),
-                    *(layer.domains, layer.residual, layer.scale),
+                    *(layer.domains, layer.residual, layer.scale, layer.rate),
                 )
                 for layer in self.layers
             ]

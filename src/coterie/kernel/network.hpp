@@ -1,9 +1,10 @@
 // What a network is: the layers as they come over the ABI, grouped into the stages that are computed in one go.
 //
-//   trunk: convolutions, pools and activations on maps (channels, height, width)
-//   head:  linear layers with their activations on vectors
+//   trunk: convolutions, pools, activations and dropout on maps (channels, height, width)
+//   head:  linear layers with their activations and dropout on vectors
 //
-// A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], of the head linear [activation].
+// A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], or an average pool, or
+// dropout; of the head linear [activation] [dropout].
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 
 namespace coterie {
 
-enum class Kind : int64_t { convolution = 0, linear = 1, relu = 2, tanh = 3, sigmoid = 4, pool = 5 };
+enum class Kind : int64_t { convolution = 0, linear = 1, relu = 2, tanh = 3, sigmoid = 4, pool = 5, average = 6, dropout = 7 };
 enum class Activation { none, relu, tanh, sigmoid };
 enum class Loss : int64_t { cross_entropy = 0, squared_error = 1 };
 
@@ -21,6 +22,7 @@ enum class Loss : int64_t { cross_entropy = 0, squared_error = 1 };
 struct LayerRecord {
     int64_t kind, outputs, kernel_height, kernel_width, pad_height, pad_width, weight_offset, bias_offset;
     int64_t domains, residual_offset, scale_offset;
+    double rate;  // of dropout
 };
 
 struct MapShape {
@@ -40,6 +42,13 @@ struct DomainPart {
     Parameter residual, scale;
 };
 
+// Dropout with this rate; its mask has the values of one sample that come behind those of the layers before it (masks.hpp).
+struct Dropout {
+    double rate = 0;
+    long before = 0;
+    bool present() const { return rate > 0; }
+};
+
 struct TrunkStage {
     bool convolves = false;
     long kernel_height = 1, kernel_width = 1, pad_height = 0, pad_width = 0;
@@ -48,6 +57,8 @@ struct TrunkStage {
     Activation activation = Activation::none;
     bool pools = false;
     bool activate_before_pool = false;
+    long average_height = 0, average_width = 0;  // of an average pool; 0: none
+    Dropout dropout;
     MapShape in, convolved, out;
 
     // A pool drops an odd last row and column; what is dropped need not be computed and has no gradient.
@@ -62,6 +73,7 @@ struct HeadStage {
     Parameter weight, bias;
     DomainPart domain;
     Activation activation = Activation::none;
+    Dropout dropout;
 };
 
 struct Network {
@@ -79,6 +91,9 @@ struct Network {
         return most;
     }
     long outputs() const { return head.back().outputs; }
+    // How many values of a sample dropout has masks for, in the trunk and in the head.
+    long dropped_in_trunk = 0, dropped_in_head = 0;
+    long dropped() const { return dropped_in_trunk + dropped_in_head; }
 };
 
 inline Activation activation_of(Kind kind) {
@@ -92,7 +107,7 @@ inline DomainPart domain_part_of(const LayerRecord& layer) {
 }
 
 inline Network read_network(const LayerRecord* layers, int64_t count, const int64_t shape[3], Loss loss) {
-    Network net{{shape[0], shape[1], shape[2]}, {}, {}, loss, nullptr};
+    Network net{{shape[0], shape[1], shape[2]}, {}, {}, loss};
     MapShape map = net.in;
     int64_t at = 0;
     auto next_is_activation = [&] { return at < count && is_activation(Kind(layers[at].kind)); };
@@ -124,9 +139,20 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
             }
         } else if (is_activation(Kind(layer.kind))) {
             stage.activation = take_activation();
+        } else if (Kind(layer.kind) == Kind::dropout) {
+            at++;
+            stage.dropout = {layer.rate, net.dropped_in_trunk};
+            net.dropped_in_trunk += map.size();
         }
         stage.out = stage.convolved;
-        bool may_pool = stage.convolves || stage.activation == Activation::none;
+        bool is_average = at < count && Kind(layer.kind) == Kind::average;
+        if (is_average) {
+            at++;
+            stage.average_height = layer.kernel_height;
+            stage.average_width = layer.kernel_width;
+            stage.out = {map.channels, map.height / layer.kernel_height, map.width / layer.kernel_width};
+        }
+        bool may_pool = stage.convolves || (stage.activation == Activation::none && !is_average && !stage.dropout.present());
         if (may_pool && next_is_pool()) {
             at++;
             stage.pools = true;
@@ -149,6 +175,10 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         stage.domain = domain_part_of(layers[at]);
         at++;
         if (next_is_activation()) stage.activation = take_activation();
+        if (at < count && Kind(layers[at].kind) == Kind::dropout) {
+            stage.dropout = {layers[at++].rate, net.dropped_in_head};
+            net.dropped_in_head += stage.outputs;
+        }
         net.head.push_back(stage);
     }
     if (at != count || net.head.empty()) throw std::invalid_argument("not a trunk followed by a head");

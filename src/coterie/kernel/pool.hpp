@@ -1,4 +1,4 @@
-// 2x2 max-pooling with stride 2, and the way back.
+// 2x2 max-pooling with stride 2, average pooling of fields that touch, and the way back.
 //
 // As torch: the first of equal values wins, and a NaN wins over everything before it. Instead of the four values, one
 // byte per output is kept: the position 0 .. 3 of the winner.
@@ -60,6 +60,33 @@ void unpool_row(const T* gradient, long gradient_column, const T* value, long va
             store_first(l + column + j, position == 3 ? g : Vec<T>{}, right_lanes);
         }
     }
+}
+
+// One row of means, of fields from row `y` of a channel on.
+template <class T>
+void average_row(Map<T> in, long channel, long y, const TrunkStage& stage, long samples, T* out, long out_column) {
+    T count = T(stage.average_height * stage.average_width);
+    for (long x = 0; x < stage.out.width; x++)
+        for (long j = 0; j < samples; j += kLanes<T>) {
+            Vec<T> sum{};
+            for (long r = 0; r < stage.average_height; r++)
+                for (long k = 0; k < stage.average_width; k++)
+                    sum += load(in.at(channel, y + r, x * stage.average_width + k) + j);
+            store_first(out + x * out_column + j, sum / count, samples - j);
+        }
+}
+
+// Shares each gradient out among the values of its field; what no field has keeps the zeros it began with.
+template <class T>
+void spread_row(const T* gradient, long gradient_column, const TrunkStage& stage, long samples, Map<T> to, long channel, long y) {
+    T count = T(stage.average_height * stage.average_width);
+    for (long x = 0; x < stage.out.width; x++)
+        for (long j = 0; j < samples; j += kLanes<T>) {
+            Vec<T> share = load(gradient + x * gradient_column + j) / count;
+            for (long r = 0; r < stage.average_height; r++)
+                for (long k = 0; k < stage.average_width; k++)
+                    store_first(to.at(channel, y + r, x * stage.average_width + k) + j, share, samples - j);
+        }
 }
 
 }  // namespace coterie

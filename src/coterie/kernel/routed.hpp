@@ -77,7 +77,7 @@ class Routed {
         stage.domain = domain;
         stage.weight.offset = 0;
         if (stage.bias.present()) stage.bias.offset = stage.weights();
-        return {stage.in, {stage}, {}, Loss::cross_entropy, nullptr};
+        return {stage.in, {stage}, {}, Loss::cross_entropy};
     }
 
     static Map<T> from(Map<T> map, long first) { return {map.data + first, map.channel, map.row, map.column}; }

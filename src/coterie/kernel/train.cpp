@@ -7,6 +7,7 @@ template <class T>
 Status train(TrainCall& call) {
     const Network net = network_of(call.network);
     if (Status status = check_data(call.data, net, call.order, call.epochs * call.per_epoch)) return status;
+    if (net.dropped() && !call.masks) return unknown_network;
     const Samples<T> inputs = inputs_of<T>(call.data, net);
     const Targets<T> targets = targets_of<T>(call.data, net);
     const long batch = std::min(call.batch, call.per_epoch);
@@ -34,7 +35,8 @@ Status train(TrainCall& call) {
         const int64_t* order = call.order + epoch * call.per_epoch;
         for (long first = 0; first < call.per_epoch; first += batch) {
             long samples = std::min<long>(batch, call.per_epoch - first);
-            loss += model.step(inputs, targets, order + first, samples, weights.data(), optimiser);
+            const uint8_t* masks = net.dropped() ? call.masks + (epoch * call.per_epoch + first) * net.dropped() : nullptr;
+            loss += model.step(inputs, targets, order + first, samples, weights.data(), optimiser, masks);
         }
     }
     parameters.unpack(weights.data(), flat, idle);

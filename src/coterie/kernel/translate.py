@@ -31,6 +31,8 @@ _ACTIVATIONS: dict[Any, Kind] = {
 _RESHAPES: frozenset[Any] = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS: frozenset[Any] = frozenset(("flatten", torch.flatten))
 _POOLS: frozenset[Any] = frozenset((F.max_pool2d, torch.max_pool2d))
+_AVERAGES: frozenset[Any] = frozenset((F.avg_pool2d, torch._C._nn.avg_pool2d))
+_MEANS: frozenset[Any] = frozenset(("mean", torch.mean))
 _NOTHING: frozenset[Any] = frozenset(("contiguous",))
 
 
@@ -166,13 +168,41 @@ class _Walk:
         elif target in _POOLS:
             names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
             self.chain.pool("max_pool2d", {**dict(zip(names, args, strict=False)), **options})
-        elif target is F.dropout:
-            probability = options.get("p", args[0] if args else 0.5)
-            if probability != 0:
-                raise NotKnown("dropout is not known to the kernel")
-        else:
+        elif not self._averaged_or_dropped(target, args, options):
             name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
             raise NotKnown(f"{name} is not known to the kernel")
+
+    def _averaged_or_dropped(self, target: Any, args: list[Any], options: dict[str, Any]) -> bool:
+        """Whether it is a function that takes means, or dropout; then it is in the chain."""
+        if target in _AVERAGES:
+            names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+            self.chain.average_pool("avg_pool2d", {**dict(zip(names, args, strict=False)), **options})
+        elif target is F.adaptive_avg_pool2d:
+            self.chain.average_to("adaptive_avg_pool2d", options.get("output_size", args[0] if args else None))
+        elif target in _MEANS:
+            self._mean({**dict(zip(("dim", "keepdim", "dtype"), args, strict=False)), **options})
+        elif target is F.dropout:
+            self._dropout({**dict(zip(("p", "training"), args, strict=False)), **options})
+        else:
+            return False
+        return True
+
+    def _mean(self, options: dict[str, Any]) -> None:
+        """A mean over whole maps is the other way to write a global average pool."""
+        dims = options.pop("dim", None)
+        keep = options.pop("keepdim", False)
+        if not isinstance(dims, list) or sorted(dim % 4 for dim in dims) != [2, 3] or options:
+            raise NotKnown("a mean that is not over whole maps is not known to the kernel")
+        self.chain.average_to("mean", 1)
+        if not keep:
+            self.chain.flatten(1, -1)
+
+    def _dropout(self, options: dict[str, Any]) -> None:
+        """The function, which is told whether it is in training; what it does in evaluation must be nothing."""
+        rate = options.get("p", 0.5)
+        if rate and bool(options.get("training", True)) != self.chain.root.training:
+            raise NotKnown("a dropout does not follow the network's mode")
+        self.chain.dropout("dropout", rate)
 
     def _known(self, argument: Any) -> Any:
         """An argument with the shapes it refers to filled in."""

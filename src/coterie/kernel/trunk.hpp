@@ -1,4 +1,4 @@
-// The part of a network on maps: convolutions, pools, activations, for blocks of samples that fit the cache.
+// The part of a network on maps: convolutions, pools, activations, dropout, for blocks of samples that fit the cache.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 
 #include "convolution.hpp"
 #include "maps.hpp"
+#include "masks.hpp"
 #include "parameters.hpp"
 #include "pool.hpp"
 
@@ -39,6 +40,12 @@ class Trunk {
 
     // The same for one stage with domains: every group of samples has its kernel.
     void begin_step(const std::vector<SampleGroup<T>>& groups) { stages_[0].convolution->pack(groups, stages_[0].bias); }
+
+    // What dropout keeps of the block that comes next, forward or back, whose samples begin with `first`.
+    void drop_by(const Masks& masks, long first) {
+        masks_ = masks;
+        first_ = first;
+    }
 
     // The first map of block `block`, to be filled before `forward`.
     Map<T> input(long block) {
@@ -153,7 +160,12 @@ class Trunk {
         long strip_row = stage.strip_row(), channels = s.convolved.channels;
         T* strip = stage.strip.data();
         for (long y = 0; y < s.out.height; y++) {
-            if (s.pools) {
+            if (s.average_height) {
+                for (long c = 0; c < channels; c++)
+                    average_row<T>(in, c, y * s.average_height, s, samples_, out.at(c, y), out.column);
+            } else if (drops(s)) {
+                for (long c = 0; c < channels; c++) drop_row(s, c, y, in.at(c, y), in.column, out.at(c, y), out.column);
+            } else if (s.pools) {
                 if (s.convolves)
                     for (long r = 0; r < 2; r++)
                         stage.convolution->forward_row(in, 2 * y + r, before, strip + r * strip_row, 2 * strip_row, true);
@@ -180,11 +192,32 @@ class Trunk {
                 store_first(to + x * to_column + j, activate<T>(load(from + x * samples_ + j), activation), samples_ - j);
     }
 
+    bool drops(const TrunkStage& s) const { return s.dropout.present() && masks_.data; }
+
+    // The same forward and back.
+    void drop_row(const TrunkStage& s, long c, long y, const T* from, long from_column, T* to, long to_column) const {
+        long value = (c * s.out.height + y) * s.out.width;
+        for (long x = 0; x < s.out.width; x++)
+            for (long j = 0; j < samples_; j += kLanes<T>)
+                store_first(to + x * to_column + j,
+                            load(from + x * from_column + j) *
+                                factors<T>(masks_.in_trunk(s.dropout, value + x, first_ + j), s.dropout),
+                            samples_ - j);
+    }
+
     // From the gradient of a stage's output to the gradient before its pool and activation.
     void backward_to(Stage& stage, Map<T> gradient, Map<T> value, const uint8_t* winners, Map<T> target) const {
         const TrunkStage& s = stage.shape;
         for (long c = 0; c < s.out.channels; c++)
             for (long y = 0; y < s.out.height; y++) {
+                if (s.average_height) {
+                    spread_row<T>(gradient.at(c, y), gradient.column, s, samples_, target, c, y * s.average_height);
+                    continue;
+                }
+                if (drops(s)) {
+                    drop_row(s, c, y, gradient.at(c, y), gradient.column, target.at(c, y), target.column);
+                    continue;
+                }
                 if (s.pools) {
                     unpool_row<T>(gradient.at(c, y), gradient.column, value.at(c, y), value.column,
                                   winners + c * stage.winners_channel() + y * stage.winners_row(), s.out.width, samples_,
@@ -204,6 +237,8 @@ class Trunk {
     long lowest_ = 0;  // the first stage with weights: no gradient is needed below it
     std::vector<Stage> stages_;
     std::vector<Kept> kept_;
+    Masks masks_;
+    long first_ = 0;
 };
 
 }  // namespace coterie

@@ -9,7 +9,7 @@ from coterie.core.errors import CoterieError, unknown
 from coterie.core.settings import from_settings
 from coterie.methods.apfl import APFL
 from coterie.methods.auto.method import Auto
-from coterie.methods.base import TITLES, ServerMethod
+from coterie.methods.base import ServerMethod
 from coterie.methods.cfl import CFL
 from coterie.methods.ditto import Ditto
 from coterie.methods.embedding.method import Embedding
@@ -25,6 +25,7 @@ from coterie.methods.fedsoft import FedSoft
 from coterie.methods.ifca import IFCA
 from coterie.methods.ladd import LADD
 from coterie.methods.local import Local
+from coterie.methods.local_training import TITLES
 from coterie.methods.md_icfl.method import MDICFL
 from coterie.methods.oracle import Oracle
 from coterie.methods.p2p.base import PeerMethod

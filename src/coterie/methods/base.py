@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from coterie.core import spill, wire
-from coterie.core.aggregate import Rule, too_long
+from coterie.core.aggregate import too_long
 from coterie.core.cohort import Cohort, Memory
-from coterie.core.errors import CoterieError, unknown
-from coterie.core.federation import Federation, Replies, on_client
-from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
+from coterie.core.federation import Federation, Nothing, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.settings import AUTO, left_open
 from coterie.core.states import Picked, Stack, State, row
 from coterie.core.task import Task
-from coterie.methods.served import Assessment, Examination, Use, assessed, examined, finetuned, use
+from coterie.methods.local_training import LocalTraining
+from coterie.methods.served import Assessment, Examination, Floors, Use, assessed, examined, finetuned, floors, use
 
 S = TypeVar("S")
 
@@ -36,8 +35,6 @@ class HasModel(Protocol):
 
 R = TypeVar("R", bound=HasModel)
 A = TypeVar("A")
-Personalise = Literal["none", "finetune"]
-_TUNING_RATE = 0.2
 Log = dict[str, float | int | list[float] | list[int]]
 
 
@@ -54,136 +51,6 @@ class Trained:
 
     model: Stack
     size: Tensor
-
-
-TITLES: dict[str, str] = {}
-"""The title of every method that is defined in this process, the user's own too, by its name."""
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """How a client trains, with a server or with peers: the settings that all methods share."""
-
-    epochs: int = field(default=5, metadata={"help": "local epochs per round"})
-    batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
-    lr: float | None = field(
-        default=None,
-        metadata={
-            "help": "learning rate; auto: the scenario's, and for own data one found by a short test before the run",
-            "shown": f"auto; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
-            AUTO: None,
-        },
-    )
-    momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
-    weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the local optimiser"})
-    lr_decay: float = field(default=1.0, metadata={"help": "the learning rate of round t is lr * lr_decay^t"})
-    optimiser: OptimiserName = field(default="sgd", metadata={"help": "local optimiser: sgd or adam"})
-
-    aggregate: Rule = field(
-        default="clipped",
-        metadata={"help": "how replies are averaged: mean, clipped, median, trimmed, krum or geometric"},
-    )
-
-    personalise: Personalise = field(
-        default="none",
-        metadata={"help": "none, or finetune: clients use the model they train a little more on their own data"},
-    )
-    finetune_epochs: int = field(
-        default=5, metadata={"help": "epochs of that training, at a fifth of the rate; 0: none, nor its column"}
-    )
-
-    name: ClassVar[str]
-    title: ClassVar[str] = ""
-    """The name as the paper spells it, for people; a class that says none is called by its name."""
-    paper: ClassVar[str]
-    summary: ClassVar[str]
-    needs_validation: ClassVar[bool] = False
-    """Whether it chooses by a validation part of the clients' data (scenario.validation)."""
-    scenario_training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Local training that suits this method better on a named scenario than the scenario's own; the user's wins."""
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Settings that belong together, by name: `preset=NAME` on the command line and in TOML.
-
-    A paper's preset that says how clients train says all of it (every field of `LocalTraining`), so that nothing of it
-    is left to the scenario.
-    """
-    scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """What a preset says otherwise on a scenario: preset name, scenario name, settings."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if isinstance(vars(cls).get("name"), str):
-            cls.title = vars(cls).get("title") or cls.name  # never that of the method it derives from
-            TITLES[cls.name] = cls.title
-
-    def __post_init__(self) -> None:
-        for name, value in left_open(self).items():
-            object.__setattr__(self, name, value)
-        self._require(self.epochs >= 1, "epochs", "be at least 1")
-        self._require(self.batch >= 0, "batch", "be at least 0")
-        self._require(self.lr is None or self.lr > 0, "lr", "be above 0")
-        self._require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)")
-        self._require(self.weight_decay >= 0, "weight_decay", "be at least 0")
-        self._require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]")
-        self._require(self.finetune_epochs >= (self.personalise == "finetune"), "finetune_epochs", "be at least 1 or 0")
-
-    @classmethod
-    def expand(cls, settings: Mapping[str, Any], scenario: str = "") -> dict[str, Any]:
-        """Settings with those of the preset they name, on that scenario; these give way to what else is set."""
-        own = dict(settings)
-        preset = own.pop("preset", None)
-        if preset is None:
-            return own
-        if preset not in cls.presets:
-            raise unknown(f"preset of {cls.name}", str(preset), cls.presets)
-        return {**cls.presets[preset], **cls.scenario_presets.get(preset, {}).get(scenario, {}), **own}
-
-    @classmethod
-    def preset(cls, name: str, scenario: str = "", /, **changes: Any) -> Self:
-        """The method with a preset's settings, as on a scenario, and some others: `MDICFL.preset("paper", k=3)`."""
-        return cls(**cls.expand({"preset": name, **changes}, scenario))
-
-    def _require(self, fine: bool, key: str, what: str) -> None:
-        if not fine:
-            raise CoterieError(f"{self.name}: {key} must {what}, not {getattr(self, key)}.")
-
-    def _require_clients(self, fed: Federation, k: int, what: str = "clusters") -> None:
-        """Refuse more clusters than there are clients."""
-        if k > len(fed.ids):
-            there = len(fed.ids)
-            raise CoterieError(f"{self.name}: k = {k} {what} need at least as many clients, but there are {there}.")
-
-    @property
-    def needs_classes(self) -> bool:
-        """Whether it looks at the classes of the targets, so that it cannot learn numbers or several labels at once."""
-        return False
-
-    def check_classes(self, task: Task) -> None:
-        """Refuse a task without classes, if it needs them, and name methods that do not."""
-        if self.needs_classes and task.kind in ("multilabel", "regression"):
-            raise CoterieError(
-                f"{self.name} needs classes, and {task.kind} has none; take a method that needs none, such as fedavg, "
-                "ifca, cfl, fedsem, ditto, gossip, pens or panm."
-            )
-
-    @property
-    def needs_groups(self) -> bool:
-        """Whether it must be told the true groups of the clients, which only the simulator knows."""
-        return False
-
-    @property
-    def opt(self) -> Optimiser:
-        """The local training."""
-        return Optimiser(
-            self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, self.lr_decay, self.optimiser
-        )
-
-    def tuning(self, round: int) -> Optimiser:
-        """The training that makes a client's model its own: a few epochs at a fifth of the round's rate.
-
-        With that rate it cost no client more than a point of accuracy where we tried it, and helped most of them.
-        """
-        return replace(self.opt, epochs=self.finetune_epochs, lr=_TUNING_RATE * self.opt.rate(round), lr_decay=1.0)
 
 
 class RoundMethod(ABC, Generic[S]):
@@ -288,6 +155,17 @@ class RoundMethod(ABC, Generic[S]):
     def examine(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> Replies[Examination]:
         """The same at the end of a run, with all metrics and with the model that is fine-tuned on the client."""
         return self.ask_about_models(state, fed, ids, self.judge_fully)
+
+    def floor(self, fed: Federation, ids: Sequence[ClientId]) -> float | None:
+        """The mean score of constant answers, where the clients themselves must be asked for theirs."""
+        value = fed.ask(self.tell_floor, ids, same=Nothing(), purpose="evaluation").value
+        known = [] if value is None else [one for one in value.floor.tolist() if isfinite(one)]
+        return sum(known) / len(known) if known else None
+
+    @on_client("scores")
+    def tell_floor(self, c: Cohort, sent: Nothing) -> Floors:
+        """On the client: the score of its most frequent class, or of its mean."""
+        return floors(c)
 
     @on_client("scores")
     def judge(self, c: Cohort, sent: Any) -> Assessment:

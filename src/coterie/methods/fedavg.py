@@ -13,6 +13,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, spread, stack
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
+from coterie.methods.rate_trial import RateTrial, TrialLosses, trial_cohort, trial_losses, trial_steps
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,17 @@ class FedAvg(ServerMethod[Global]):
     def train(self, c: Cohort, sent: Models) -> Trained:
         """On the client: local training from the sent model."""
         return Trained(local_sgd(c, spread(sent.models, len(c)), self.opt), c.size)
+
+    @on_client("models")
+    def try_rate(self, c: Cohort, sent: RateTrial) -> Trained:
+        """On the client: a round of the test that finds a learning rate before the run (`runs.rates`)."""
+        trial = trial_cohort(c, self.opt)
+        return Trained(trial_steps(trial, sent.models, self.opt, sent.rate, sent.turn), trial.size)
+
+    @on_client("scores")
+    def tell_trial_losses(self, c: Cohort, sent: Models) -> TrialLosses:
+        """On the client: how models of that test do."""
+        return TrialLosses(trial_losses(trial_cohort(c, self.opt), sent.models))
 
     def model_for(self, state: Global, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """Everyone uses the one model."""

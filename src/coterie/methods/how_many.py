@@ -29,8 +29,9 @@ from coterie.core.states import Stack, State, count, take
 from coterie.core.task import Task
 from coterie.methods.auto.messages import Groups
 from coterie.methods.auto.method import Auto
-from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod, ServerMethod
+from coterie.methods.base import A, Log, Models, RoundMethod, ServerMethod
 from coterie.methods.counted import OPEN, Counted
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.served import Use, use
 
 FIRST, AFTER = 6, 3

@@ -76,6 +76,21 @@ class Examination:
     may_be_nowhere: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
+class Floors:
+    """The score of a constant answer on each client's test part, as in `Examination`."""
+
+    floor: Tensor
+
+    unbounded: ClassVar[tuple[str, ...]] = ("floor",)
+
+
+def floors(c: Cohort) -> Floors:
+    """What each client has without any learning."""
+    each = [floor(c.task.primary, c.task.kind, one.train.y, one.test.y, c.task.classes) for one in c.data]
+    return Floors(torch.tensor(each, dtype=torch.float64))
+
+
 def finetuned(given: Use, opt: Optimiser) -> Use:
     """The same clients with the better of their model and of that model after a little training, each by its choice."""
     return Use(given.cohort, personal_models(given.cohort, [given.models], opt).models, given.cluster)
@@ -91,7 +106,6 @@ def examined(given: Use, tuned: Use | None) -> Examination:
     """The same with all metrics, the floor, and how the fine-tuned model does."""
     c, found = given.cohort, assessed(given)
     after = found if tuned is given else None if tuned is None else assessed(tuned)
-    floors = [floor(c.task.primary, c.task.kind, one.train.y, one.test.y, c.task.classes) for one in c.data]
     return Examination(
         found.correct,
         found.loss,
@@ -99,7 +113,7 @@ def examined(given: Use, tuned: Use | None) -> Examination:
         found.cluster,
         found.score,
         measured(c, given.models),
-        torch.tensor(floors, dtype=torch.float64),
+        floors(c).floor,
         None if after is None else after.correct,
         None if after is None else after.score,
     )

@@ -1,4 +1,4 @@
-"""The two LeNets: the classic one, and the wider one that embedding clustering really ran."""
+"""The LeNets: with ReLU, as it was in 1998, and the wider one that embedding clustering really ran."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def lenet5(shape: Shape, classes: int) -> nn.Sequential:
 
     The original reads 32 x 32, so smaller images get a border of 2. ReLU and max-pooling instead of the tanh
     and sub-sampling of 1998: ReLU does not saturate at the learning rate of 0.1 that MD-ICFL trains with;
-    `lenet5-wide` is the one with tanh.
+    `lenet5-1998` has those.
     """
     padding = 2 if len(shape) == 3 and min(shape[1:]) < 32 else 0
     channels, height, width = image("lenet5", shape, least=12)
@@ -21,6 +21,18 @@ def lenet5(shape: Shape, classes: int) -> nn.Sequential:
         nn.Conv2d(channels, 6, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(16 * height * width, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
+    )  # fmt: skip
+
+
+def lenet5_1998(shape: Shape, classes: int) -> nn.Sequential:
+    """LeNet-5 with the tanh and the average pooling it had (its pools had weights, its second layer gaps)."""
+    padding = 2 if len(shape) == 3 and min(shape[1:]) < 32 else 0
+    channels, height, width = image("lenet5-1998", shape, least=12)
+    height, width = (halve(conv(halve(conv(side, 5, padding)), 5)) for side in (height, width))
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5, padding=padding), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(16 * height * width, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes),
     )  # fmt: skip
 
 

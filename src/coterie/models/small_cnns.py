@@ -1,4 +1,4 @@
-"""Small convolutional nets whose every layer the fast kernel knows."""
+"""Small convolutional nets: chains of layers that the fast kernel knows."""
 
 from __future__ import annotations
 
@@ -39,4 +39,25 @@ def cifar_cnn(shape: Shape, classes: int) -> nn.Sequential:
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(64 * height * width, 64), nn.ReLU(), nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+def fedavg_cnn(shape: Shape, classes: int) -> nn.Sequential:
+    """McMahan et al. 2017: two 5 x 5 convolutions of 32 and 64 channels that keep the size, 512 hidden units."""
+    channels, height, width = image("fedavg-cnn", shape, least=4)
+    flat = 64 * halve(halve(height)) * halve(halve(width))
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, classes),
+    )  # fmt: skip
+
+
+def emnist_cnn(shape: Shape, classes: int) -> nn.Sequential:
+    """Reddi et al. 2021 (TensorFlow Federated, fedjax, pfl-research): two convolutions, dropout, 128 hidden units."""
+    channels, height, width = image("emnist-cnn", shape, least=6)
+    flat = 64 * halve(conv(conv(height, 3), 3)) * halve(conv(conv(width, 3), 3))
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, classes),
     )  # fmt: skip

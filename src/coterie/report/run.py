@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from coterie.core.metrics import Metric, MetricFn
+from coterie.core.quorum import LateRule
 from coterie.core.samples import Population
 from coterie.core.targets import TaskName
 from coterie.core.task import LossChoice, LossFn
@@ -44,6 +45,8 @@ def run(
     evaluate_every: int = 1,
     evaluate_clients: int = 1000,
     checkpoint_seconds: float = 10.0,
+    quorum: float = 1.0,
+    late: LateRule = "drop",
     resume: bool = False,
 ) -> Result:
     """Run a method on a population in the simulator.
@@ -53,6 +56,7 @@ def run(
     (output, target) that returns the mean over a batch) if not the usual loss of the task.
     `metric` is what the run is judged by: a name such as "f1", a function (prediction, target) that returns a number of
     which more is better, or `coterie.Metric(name, function, lower_is_better=True)`.
+    A round is closed when the share `quorum` of its clients has answered; later replies are dropped, or used (`late`).
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
     same state, bit for bit, as a run that was never interrupted.
     """
@@ -61,7 +65,15 @@ def run(
         population,
         model,
         RunOptions(
-            rounds, seed, str(dtype).removeprefix("torch."), evaluate_every, evaluate_clients, checkpoint_seconds, task
+            rounds=rounds,
+            seed=seed,
+            dtype=str(dtype).removeprefix("torch."),
+            evaluate_every=evaluate_every,
+            evaluate_clients=evaluate_clients,
+            checkpoint_seconds=checkpoint_seconds,
+            task=task,
+            quorum=quorum,
+            late=late,
         ),
         out=None if out is None else Path(out),
         loss=loss,

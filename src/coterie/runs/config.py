@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coterie.core.errors import UNREADABLE, CoterieError, unknown
+from coterie.core.quorum import LateRule
 from coterie.core.settings import (
     changed_fields,
     coerce,
@@ -144,13 +145,15 @@ def read_tables(path: Path) -> dict[str, Any]:
 def merge(tables: Mapping[str, Any], assignments: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Lay `--set` assignments over a file's tables: `a.b=c` sets key b of table a, a bare key the run's or method's.
 
-    `METHOD.key` is for that method alone, so that one command line can set several methods.
+    `METHOD.key` is for that method alone, so that one command line can set several methods. A bare key that both have
+    (panm's `metric`) is the method's.
     """
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tables.items()}
     for key in ("settings", *_TABLES):
         if not isinstance(merged.get(key, {}), Mapping):
             raise CoterieError(f"{key} must be a table ([{key}]), not {shown(merged[key])}.")
-    plain = {f.name for f in dataclasses.fields(RunConfig)} - {"settings", *_TABLES}
+    own = chosen_method(str(tables["method"])).__dataclass_fields__ if "method" in tables else {}
+    plain = {f.name for f in dataclasses.fields(RunConfig)} - {"settings", *_TABLES, *own}
     for key, value in sorted(assignments.items(), key=lambda each: each[0].startswith(f"{method}.")):  # these win
         table, dot, name = key.partition(".")
         if not dot and key in plain:
@@ -202,5 +205,5 @@ def _set(settings: Mapping[str, Any]) -> dict[str, Any]:
 _PLAIN: dict[str, Any] = {
     "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
     "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
-    "track": tuple[str, ...], "task": TaskName,
+    "track": tuple[str, ...], "task": TaskName, "loss": str, "metric": str, "quorum": float, "late": LateRule,
 }  # fmt: skip

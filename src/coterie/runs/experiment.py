@@ -16,7 +16,7 @@ from coterie.core.targets import TaskName
 from coterie.core.task import Task
 from coterie.data import SCENARIOS, Drift, build, from_path
 from coterie.data.adapters import TableOptions
-from coterie.data.folders import from_file
+from coterie.data.folders import files_of_clients, from_file
 from coterie.data.population import unseen_ids
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
@@ -97,8 +97,35 @@ def client_data(path: Path, name: ClientId, task: TaskName = "auto", how: Scenar
     """
     if path.suffix != ".toml":
         return from_file(path, name, **_reading(how or ScenarioConfig(), task))
+    return _with_client(_scenario_in(path), name, path)
+
+
+def clients_data(
+    path: Path, names: Sequence[ClientId], task: TaskName = "auto", how: ScenarioConfig | None = None
+) -> dict[ClientId, Population]:
+    """The data of several clients, each as `client_data` reads them: a file or folder for each in `path`.
+
+    Or a run's TOML file, whose scenario they share. The names may be `all`.
+    """
+    everyone = list(names) == ["all"]
+    if path.suffix == ".toml":
+        population = _scenario_in(path)
+        return {name: _with_client(population, name, path) for name in (population.ids if everyone else names)}
+    if not path.is_dir():
+        raise CoterieError(f"There is no folder {path}; --names takes one with a file for each client.")
+    files = files_of_clients(path)
+    missing = [] if everyone else [name for name in names if name not in files]
+    if missing or not files:
+        raise CoterieError(f"{path} has no data of {missing[0] if missing else 'any client'}; name them NAME.npz, ...")
+    return {name: client_data(files[name], name, task, how) for name in (files if everyone else names)}
+
+
+def _scenario_in(path: Path) -> Population:
     config = from_tables(read_tables(path))
-    population = population_of(config.scenario, config.seed, config.task)
+    return population_of(config.scenario, config.seed, config.task)
+
+
+def _with_client(population: Population, name: ClientId, path: Path) -> Population:
     known = [*population.ids, *unseen_ids(population)]
     if name not in known:
         few = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
@@ -144,13 +171,24 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
     )
 
 
+def _task(config: RunConfig, population: Population) -> Task:
+    """What a configuration has learnt of a population."""
+    return Task.of(
+        builder_of(config, population),
+        population,
+        task=config.task,
+        loss=config.loss,
+        metric=config.metric,
+        dtype=config.torch_dtype,
+    )
+
+
 def rated(config: RunConfig, population: Population, note: Callable[[str], None]) -> RunConfig:
     """The configuration with a learning rate: own data have one found by a test, unless the user sets one."""
     method = config.build_method(defaults_of(config))
     if config.scenario.data is None or method.lr is not None:
         return config
-    task = Task.of(builder_of(config, population), population, task=config.task, dtype=config.torch_dtype)
-    task = dataclasses.replace(task, use_kernel=config.engine.kernel)
+    task = dataclasses.replace(_task(config, population), use_kernel=config.engine.kernel)
     found = found_rate(task, population, method.opt, config.seed)
     note(found.said)
     return dataclasses.replace(config, settings={**config.settings, "lr": found.rate})
@@ -168,8 +206,7 @@ def check(configs: Sequence[RunConfig]) -> None:
                 f"{config.method} needs the true groups of the clients, which are not known here; "
                 f"leave {config.method} out."
             )
-        model = builder_of(config, population)
-        learnt = Task.of(model, population, task=config.task, dtype=config.torch_dtype)
+        learnt = _task(config, population)
         method.check_classes(learnt)
         in_simulator(method).task(learnt)
 

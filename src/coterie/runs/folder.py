@@ -20,7 +20,7 @@ from coterie.core.files import DRAFT, write_whole, writing
 from coterie.core.panels import Panel, load_panels, save_panels
 from coterie.core.states import State
 from coterie.core.task import Task
-from coterie.methods.base import TITLES
+from coterie.methods.local_training import TITLES
 from coterie.runs.checkpoint import Checkpoint, changed_settings
 from coterie.runs.records import (
     CONFIG_FILE,
@@ -50,6 +50,7 @@ class RunKind(StrEnum):
     SERVED = "served run"
     PEER = "peer"
     NETWORK = "network of peers"
+    CLIENT = "client of a served run"
 
     def go_on(self, path: Path) -> str:
         """What to do to go on with a run of this kind; a network can only be begun again."""
@@ -62,6 +63,8 @@ class RunKind(StrEnum):
                 return f"the same coterie peer command with --out {path}"
             case RunKind.NETWORK:
                 return "coterie peers with another --out"
+            case RunKind.CLIENT:
+                return "the same coterie join command"
 
     def again(self, config: str, out: str, clients: int) -> str:
         """The command that begins a run of this kind once more, with the settings of a run's config.toml."""
@@ -76,6 +79,8 @@ class RunKind(StrEnum):
                 )
             case RunKind.NETWORK:
                 return f"coterie peers --config {config} --local {clients} --out {out}"
+            case RunKind.CLIENT:
+                return "coterie join, with --server, --name and --data as before"
 
 
 def kind_of(path: Path) -> RunKind:

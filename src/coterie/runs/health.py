@@ -17,7 +17,7 @@ _REMEDIES = {
     "too large": _SMALLER,
     "wrong shape": "let all clients run the same version of coterie and the same model",
     "dropped": "find out why these clients do not answer, or take a smaller faults.dropout where it is simulated",
-    "late": "give clients more time (--timeout, or faults.deadline where it is simulated)",
+    "late": "give clients more time (--timeout, a larger quorum, or faults.deadline where it is simulated)",
     "refused": "see the report for the reason of each",
 }
 _OTHERWISE = "find out whether these clients are running"
@@ -40,12 +40,16 @@ class Health:
     latest: float | None = None
     watches_training: bool = False
     """Whether clients tell their training loss."""
+    used_late: int = 0
+    age: int = 0
+    """Replies that came late and were used (`core.quorum`), and the sum of their ages in rounds."""
     said: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def replies(self, number: int, tally: Tally) -> list[str]:
         """After a round of training: what to say about its replies."""
         self.asked, self.valid = self.asked + tally.asked, self.valid + tally.valid
+        self.used_late, self.age = self.used_late + len(tally.ages), self.age + sum(tally.ages)
         missing = tally.asked - tally.valid
         if 2 * missing <= tally.asked or not tally.failures:
             return []

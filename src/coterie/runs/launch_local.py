@@ -50,7 +50,7 @@ def run_local(
 ) -> Result:
     """Start the peers, wait for them all, and put their folders together; `peer_results` reads those one by one."""
     config = from_tables(read_tables(config_file))
-    known = list(population_of(config.scenario, config.seed).ids)
+    known = list(population_of(config.scenario, config.seed, config.task).ids)
     if not 2 <= number <= len(known):
         raise CoterieError(f"--local {number}: give at least 2, and no more than the scenario's {len(known)} clients.")
     peer_method(config)

@@ -46,6 +46,7 @@ class RoundLoop:
         self.spent = 0.0
         self.paid: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
         self._constant: float | None = None
+        self._asked = False
         self._began = self._saved = time.monotonic()
         self._kept = -1
         """The round that the newest checkpoint would begin with."""
@@ -71,6 +72,8 @@ class RoundLoop:
                     after = wire.laid_out(stepped)  # as a checkpoint would give it back
                     tally = self.fed.tally
                     due = number % self.options.evaluate_every == 0 or number == self.rounds - 1
+                    if number == self.rounds - 1:
+                        self.fed.settle()
                     latest = self.evaluator.evaluate(after, last=number == self.rounds - 1) if due else None
                     with defer_interrupts():
                         state, reached, evaluation = after, number + 1, latest
@@ -165,10 +168,12 @@ class RoundLoop:
         return 1.0 if task.loss == "mse" and task.target_scale is not None else None
 
     def _floor(self, evaluation: Evaluation) -> float | None:
-        """The mean score of a constant answer, counted once; clients elsewhere tell it at the end."""
-        if self._constant is None:
+        """The mean score of a constant answer, counted once; clients elsewhere are asked for it, once."""
+        if self._constant is None and not self._asked:
             told = [] if evaluation.standing is None else evaluation.standing.floor
-            self._constant = mean_known(told) if told else self.fed.floor(evaluation.ids)
+            known = mean_known(told) if told else self.fed.floor(evaluation.ids)
+            self._constant = self.method.floor(self.fed, evaluation.ids) if known is None else known
+            self._asked = True
         return self._constant
 
     def _conclude(self, number: int, tally: Tally, evaluation: Evaluation | None, log: Log) -> None:
@@ -236,6 +241,11 @@ class RoundLoop:
             self._save(state, reached)
         return Interrupted(f"Stopped after {reached} of {self.rounds} rounds; nothing is lost", self.folder.go_on)
 
+    def _notes(self) -> list[str]:
+        closing, health = self.options.closing, self.health
+        late = health.lost.get("late", 0)
+        return [closing.summary(late, health.used_late, health.age)] if closing.closes_early else []
+
     def _finish(self, state: Any, evaluation: Evaluation) -> Result:
         ledger = Ledger(*self.paid)  # not the simulator's: a run resumed at its very end has evaluated once more
         used = {*(evaluation.clusters or ()), *(self.method.clusters(state, self.fed.ids) or ())}
@@ -269,6 +279,7 @@ class RoundLoop:
             unseen_score=evaluation.unseen_score,
             lost=dict(self.health.lost),
             warnings=list(self.health.warnings),
+            notes=self._notes(),
             title=self.method.training.title,
             models=models,
             state=state,

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.quorum import LateRule, Quorum
 from coterie.core.targets import TASKS, TaskName
+from coterie.methods.p2p.base import PeerMethod
 
-_UNSAID = {"task": "auto"}
+_UNSAID: dict[str, Any] = {"task": "auto", "loss": "auto", "metric": "auto", "quorum": 1.0, "late": "drop"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,14 @@ class RunOptions:
     """At least so much time is between two checkpoints."""
     task: TaskName = "auto"
     """What is learnt: classification, binary, multilabel or regression; auto is what the targets clearly are."""
+    loss: str = "auto"
+    """What is minimised: cross_entropy, bce, mse, reconstruction, or file.py:function; auto is that of the task."""
+    metric: str = "auto"
+    """What clients are judged by: a name such as f1 or mae, or file.py:function; auto is that of the task."""
+    quorum: float = 1.0
+    """A round is closed when this share of the clients that were asked has answered."""
+    late: LateRule = "drop"
+    """What becomes of replies that come after that: dropped, or used in the next round that asks the client."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -37,6 +47,12 @@ class RunOptions:
         check_seed(self.seed)
         if self.task not in TASKS:
             raise unknown("task", str(self.task), TASKS)
+        _ = self.closing
+
+    @property
+    def closing(self) -> Quorum:
+        """When a round is closed."""
+        return Quorum(self.quorum, self.late)
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -49,6 +65,12 @@ class RunOptions:
         """The type of the model's numbers."""
         kind: torch.dtype = getattr(torch, self.dtype)
         return kind
+
+
+def check_quorum(method: object, options: RunOptions) -> None:
+    """Refuse a quorum where there is no server whose rounds it could close."""
+    if options.closing.closes_early and isinstance(method, PeerMethod):
+        raise CoterieError(f"quorum is for methods with a server, and {method.name} has none; leave it out.")
 
 
 def check_seed(seed: int) -> None:

@@ -12,12 +12,16 @@ from coterie.core.errors import CoterieError
 from coterie.core.files import digest
 from coterie.core.interrupts import pause
 from coterie.core.notes import Note
-from coterie.core.samples import ClientId
-from coterie.data.own import agreed_labels
+from coterie.core.samples import ClientId, Population
+from coterie.core.task import Task
+from coterie.data.agreed import agreed
+from coterie.data.own import OwnPopulation
 from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import check_name, checked
 from coterie.deploy.client import Device
-from coterie.deploy.protocol import Hello, RunSpec, to_text
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import RunSpec, to_text
+from coterie.deploy.server import unlike
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
@@ -26,11 +30,14 @@ from coterie.runs.config import RunConfig
 from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
+from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
-from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, model_of, odd_ones
+from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, drafted, model_of, odd_ones, usable
 from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.05
+_RATE = "rate.txt"
+_COMMON = ("shape", "classes", "normalise", "class_names", "columns", "task", "target_mean", "target_std")
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,12 @@ def run_peer(
         connection.agree(to_text(spec))
         connection.look_up_progress()
         folder.write(SCHEMA_FILE, common_schema(spec, device.hello).to_json().encode())
+        task, own = spec.build_task(model_of(config), config.loss, config.metric), agreed(population, spec.terms)
+        wanted = _rated(config, wanted, task, own, name, folder, watcher.note)
         fed = PeerFederation(
             name,
-            spec.build_task(model_of(config)),
-            agreed_labels(population, spec.class_names),
+            task,
+            own,
             config.seed,
             connection,
             at_end=lambda: _linger(connection, config.rounds, options.pace),
@@ -91,6 +100,30 @@ def run_peer(
         )
         method = Deployed(wanted, connection, pace=options.pace, note=watcher.note)
         return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
+
+
+def _rated(
+    config: RunConfig,
+    method: PeerMethod[object],
+    task: Task,
+    data: Population,
+    name: ClientId,
+    folder: RunFolder,
+    note: Note,
+) -> PeerMethod[object]:
+    """The method with a learning rate: on own data each peer finds one by a test of its own, and keeps it."""
+    if config.scenario.data is None or method.lr is not None:
+        return method
+    kept = folder.path / _RATE
+    if not kept.is_file():
+        own = OwnPopulation({name: data.client(name)}, task.shape, task.classes, task.normalise)
+        found = found_rate(task, own, method.opt, config.seed)
+        note(found.said)
+        folder.write(_RATE, f"{found.rate}\n".encode())
+    try:
+        return replace(method, lr=float(kept.read_text()))
+    except ValueError as error:
+        raise CoterieError(f"{kept} holds no learning rate; remove it, and one is found again.") from error
 
 
 def network_of(config: RunConfig) -> str:
@@ -122,13 +155,11 @@ def _run_spec(
     hellos = {**connection.hellos(sorted(everyone - {connection.name})), connection.name: own}
     told = _told(config, connection, sorted(everyone - {connection.name}), note)
     if told is not None:
-        if told.shape != own.shape:
-            raise CoterieError(f"The network is about inputs of shape {told.shape}, not {own.shape}.")
-        if own.classes > told.classes:
-            raise CoterieError(f"The network is about {told.classes} classes, and these data have {own.classes}.")
-        mine = agree(config, {connection.name: own})
-        mine = replace(mine, run=network_of(config), classes=told.classes, normalise=told.normalise)
-        return replace(mine, class_names=told.class_names)
+        why = unlike(own, told)
+        if why:
+            raise CoterieError(f"These data are not what the network is about: {why}.")
+        mine = drafted(config, {connection.name: own})
+        return usable(config, replace(mine, run=network_of(config), **{name: getattr(told, name) for name in _COMMON}))
     try:
         odd = odd_ones(config, hellos)
     except NoMajority as error:
@@ -153,11 +184,16 @@ def _told(config: RunConfig, connection: PeerConnection, others: list[ClientId],
             note(f"what {name} says of the run is not believed: {error}")
     if not said:
         return None
-    votes = Counter((spec.shape, spec.classes, spec.normalise, spec.class_names) for spec in said)
+    votes = Counter(_common(spec) for spec in said)
     most = max(votes.values())
     # of as many, one that does not depend on who answered first
     usual = min((form for form, number in votes.items() if number == most), key=repr)
-    return next(a for a in said if (a.shape, a.classes, a.normalise, a.class_names) == usual)
+    return next(spec for spec in said if _common(spec) == usual)
+
+
+def _common(spec: RunSpec) -> tuple[object, ...]:
+    """What a peer takes from others: what all clients' data are together."""
+    return tuple(getattr(spec, name) for name in _COMMON)
 
 
 def _linger(connection: PeerConnection, rounds: int, pace: Pace) -> None:

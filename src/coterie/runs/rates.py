@@ -8,25 +8,26 @@ one is as fast and further from where training diverges.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.core.evaluation import losses
+from coterie.core.federation import Federation
 from coterie.core.optimiser import Optimiser
-from coterie.core.rng import rng
-from coterie.core.samples import ClientData, Population
-from coterie.core.states import mean, spread
+from coterie.core.samples import Population
+from coterie.core.states import State, mean, stack
 from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
-from coterie.core.training import local_sgd
+from coterie.methods.base import Models
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.rate_trial import RateTrial, trial_clients, trial_cohort, trial_losses, trial_steps
 
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001, 0.00003, 0.00001)
-_CLIENTS, _ROUNDS = 4, 2
-_STEPS, _STEPS_LARGE, _LARGE = 20, 5, 1_000_000
-"""Steps of a client in a round of the test; fewer where a model has a million parameters or more."""
+_ROUNDS = 2
+_DIVERGED = ("not finite", "too large")
 _NEARLY = 0.05
 """Which share of what the best rate gains may be missing."""
 
@@ -55,39 +56,56 @@ class FoundRate:
 
 def found_rate(task: Task, population: Population, opt: Optimiser, seed: int) -> FoundRate:
     """The rate for this network on these clients with this optimiser; the same for the same seed."""
+    chosen = trial_clients(list(population.ids), seed)
+    data = tuple(population.client(client) for client in chosen)
     with one_thread_everywhere():
-        trial = _trial(task, population, opt, seed)
-        before = _loss(trial, [])
-        after = {rate: _loss(trial, [replace(opt, lr=rate, lr_decay=1.0)] * _ROUNDS) for rate in RATES}
+        trial = trial_cohort(Cohort(tuple(chosen), task, data, 0, seed), opt)
+
+        def trained(state: State, rate: float, turn: int) -> State:
+            return mean(trial_steps(trial, state, opt, rate, turn), trial.size)
+
+        return _found(
+            task.init(seed), opt, len(chosen), trained, lambda state: trial_losses(trial, stack([state])).mean()
+        )
+
+
+def found_with(fed: Federation, method: FedAvg) -> FoundRate:
+    """The same test with clients on other machines; `method` has the local training of the run."""
+    chosen = trial_clients(list(fed.ids), fed.seed)
+
+    def trained(state: State, rate: float, turn: int) -> State | None:
+        replies = fed.ask(method.try_rate, chosen, same=RateTrial(state, rate, turn))
+        if replies.value is None or any(failure.kind in _DIVERGED for failure in replies.failed.values()):
+            return None
+        return mean(replies.value.model, replies.value.size)
+
+    def judged(state: State) -> Tensor:
+        value = fed.ask(method.tell_trial_losses, chosen, same=Models(stack([state]))).value
+        return torch.tensor(math.inf) if value is None else value.losses.mean()
+
+    return _found(fed.task.init(fed.seed), method.opt, len(chosen), trained, judged)
+
+
+def _found(
+    start: State,
+    opt: Optimiser,
+    clients: int,
+    trained: Callable[[State, float, int], State | None],
+    judged: Callable[[State], Tensor],
+) -> FoundRate:
+    """The smallest rate whose loss after the rounds of the test is nearly the best; infinite where it diverges."""
+
+    def loss(rate: float | None) -> float:
+        state: State | None = start
+        for turn in range(_ROUNDS if rate is not None else 0):
+            state = None if state is None else trained(state, rate or 0.0, turn)
+        found = math.inf if state is None else float(judged(state))
+        return found if math.isfinite(found) else math.inf
+
+    before = loss(None)
+    after = {rate: loss(rate) for rate in RATES}
     best = min(after.values())
     if not best < before:
-        usual = replace(opt, lr=None).rate(0)
-        return FoundRate(usual, before, math.inf, len(trial))
-    rate = min(rate for rate, loss in after.items() if loss <= best + _NEARLY * (before - best))
-    return FoundRate(rate, before, after[rate], len(trial))
-
-
-def _trial(task: Task, population: Population, opt: Optimiser, seed: int) -> Cohort:
-    """A few clients, drawn by their names, with as many of their samples as the steps of the test take."""
-    names = sorted(population.ids)
-    chosen = sorted(names[i] for i in rng(seed, "rate-clients").permutation(len(names))[:_CLIENTS])
-    size = sum(tensor.numel() for tensor in task.template.values())
-    steps = max(1, (_STEPS if size < _LARGE else _STEPS_LARGE) // opt.epochs)
-    data = []
-    for client in chosen:
-        train = population.client(client).train
-        most = steps * opt.batch_of(len(train))
-        rows = torch.from_numpy(rng(seed, "rate-samples", client).permutation(len(train))[:most])
-        some = train.take(rows.sort().values)
-        data.append(ClientData(some, some))
-    return Cohort(tuple(chosen), task, tuple(data), 0, seed)
-
-
-def _loss(trial: Cohort, rounds: Sequence[Optimiser]) -> float:
-    """The mean loss of the averaged model after these rounds; infinite where training has diverged."""
-    state = trial.task.init(trial.seed)
-    for number, opt in enumerate(rounds):
-        cohort = replace(trial, round=number)
-        state = mean(local_sgd(cohort, spread(state, len(trial)), opt, purpose="rate"), trial.size)
-    loss = float(losses(trial, spread(state, 1), "train").double().mean())
-    return loss if math.isfinite(loss) else math.inf
+        return FoundRate(replace(opt, lr=None).rate(0), before, math.inf, clients)
+    rate = min(rate for rate, value in after.items() if value <= best + _NEARLY * (before - best))
+    return FoundRate(rate, before, after[rate], clients)

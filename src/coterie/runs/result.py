@@ -71,6 +71,8 @@ class Result:
     """Why replies did not count: how many of each kind of failure; together they are `failures`."""
     warnings: list[str] = field(default_factory=list)
     """What went wrong without ending the run, each in one sentence with a remedy."""
+    notes: list[str] = field(default_factory=list)
+    """What is to be known about the run, such as how many replies came late."""
     title: str = ""
     """The method's name as its paper spells it: a report may be written where the method itself is not known."""
     models: Mapping[str, State] = field(default_factory=dict, repr=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -14,17 +13,22 @@ from coterie.core.samples import ClientId
 from coterie.core.wire import WireError
 from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import checked
+from coterie.deploy.flower.directory import Names
 from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
+from coterie.deploy.hello import Hello
 from coterie.deploy.ports import check_free, check_port
-from coterie.deploy.protocol import Hello, RunSpec, to_text
+from coterie.deploy.protocol import RunSpec, settings_of, to_text
 from coterie.deploy.server import LIMIT, Hellos, RemoteFederation, Transport, gathered
+from coterie.methods.fedavg import FedAvg
 from coterie.methods.how_many import in_rounds
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.checkpoint import sealed, unsealed
 from coterie.runs.config import RunConfig
 from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
+from coterie.runs.rates import found_with
 from coterie.runs.result import Result
 from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, model_of, odd_ones
 from coterie.runs.view import View, Views
@@ -90,7 +94,7 @@ def _served_by_own(
     resume: bool,
 ) -> Result:
     with own_superlink(host, port, security, folder.path / "superlink.log", options.limit) as link:
-        names = link.register(security.clients) if security is not None and security.clients else None
+        names = link.register(security) if security is not None and security.clients else None
         lock = "TLS and keys" if names else "TLS" if security is not None else "no TLS"
         watcher.note(f"waiting for {options.clients} clients at {host}:{port} ({lock})")
         return _served(config, folder, options, link, names, watcher, resume)
@@ -101,7 +105,7 @@ def _served(
     folder: RunFolder,
     options: ServeOptions,
     link: SuperLink,
-    names: Mapping[int, ClientId] | None,
+    names: Names | None,
     view: View,
     resume: bool,
 ) -> Result:
@@ -145,11 +149,16 @@ def conduct(
         fitting = _Fitting(config, transport, watcher)
         first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
         spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
+        spec = _rated(config, spec, transport, options, inputs, watcher)
+        rate = spec.build_method().lr
+        if rate is not None and "lr" not in config.settings and config.scenario.data is not None:
+            config = replace(config, settings={**config.settings, "lr": rate})
+            folder.write("config.toml", config.to_toml().encode())
         _write(folder, spec, [], inputs)
         folder.write(SCHEMA_FILE, common_schema(spec, next(iter(first.values()))).to_json().encode())
     method = in_rounds(spec.build_method())
     fed = RemoteFederation(
-        method.task(spec.build_task(model_of(config))),
+        method.task(spec.build_task(model_of(config), config.loss, config.metric)),
         spec,
         transport,
         known=known,
@@ -158,10 +167,30 @@ def conduct(
         path="clients over Flower",
         go_on=folder.go_on,
         inputs=inputs,
+        quorum=config.closing,
         note=watcher.note,
         on_saved=lambda _, clients: _write(folder, spec, clients, inputs),
     )
     return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
+
+
+def _rated(
+    config: RunConfig, spec: RunSpec, transport: Transport, options: ServeOptions, inputs: str, view: View
+) -> RunSpec:
+    """What the run is about, with a learning rate: own data have one found by a test, unless the user sets one."""
+    method = spec.build_method()
+    if config.scenario.data is None or method.lr is not None:
+        return spec
+    shared = {f.name: getattr(method, f.name) for f in fields(LocalTraining)}
+    trial = FedAvg(**shared)
+    about = replace(spec, run=f"{spec.run}-rate", method=trial.name, settings=settings_of(trial))
+    task = about.build_task(model_of(config), config.loss, config.metric)
+    fed = RemoteFederation(
+        task, about, transport, patience=options.patience, limit=options.limit, inputs=inputs, strict=False
+    )
+    found = found_with(fed, trial)
+    view.note(found.said)
+    return replace(spec, settings=settings_of(replace(method, lr=found.rate)))
 
 
 def _check(config: RunConfig) -> None:
@@ -196,7 +225,9 @@ def _read(file: Path) -> tuple[RunSpec, list[ClientId], str]:
         saved = {"inputs": "", **unsealed(file.read_bytes())}  # once it was written without
         if set(saved) != {"agreement", "clients", "inputs"}:
             raise WireError(f"it holds {sorted(saved)}")
-        return checked(RunSpec, json.dumps(saved["agreement"])), list(saved["clients"]), str(saved["inputs"])
+        defaults = {f.name: f.default for f in fields(RunSpec) if f.default is not MISSING}  # older runs say less
+        said = checked(RunSpec, json.dumps({**defaults, **saved["agreement"]}))
+        return said, list(saved["clients"]), str(saved["inputs"])
     except (OSError, ValueError, TypeError, WireError) as error:
         raise CoterieError(f"{file} cannot be read ({error}); restore it, or begin with another --out.") from error
 

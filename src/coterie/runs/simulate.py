@@ -19,11 +19,12 @@ from coterie.core.task import LossChoice, LossFn, Task
 from coterie.data.describe import remarks
 from coterie.data.schema import SCHEMA_FILE, schema_of
 from coterie.methods import Method, chosen_method
-from coterie.methods.base import LocalTraining, RoundMethod
+from coterie.methods.base import RoundMethod
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.runs.folder import IN_PYTHON, RunFolder
 from coterie.runs.loop import RoundLoop
-from coterie.runs.options import RunOptions
+from coterie.runs.options import RunOptions, check_quorum
 from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
 from coterie.runs.view import View, Views
@@ -55,13 +56,16 @@ def simulate(
     if not len(population.ids):
         raise CoterieError("There are no clients; a federation needs at least one.")
     faults, engine, views = faults or Faults(), engine or EngineOptions(), Views(view)
-    task = Task.of(model, population, task=options.task, loss=loss, metric=metric, dtype=options.torch_dtype)
+    given = options.loss if isinstance(loss, str) and loss == "auto" else loss
+    judge = options.metric if isinstance(metric, str) and metric == "auto" else metric
+    task = Task.of(model, population, task=options.task, loss=given, metric=judge, dtype=options.torch_dtype)
     device = devices.chosen(engine.device)
     task = dataclasses.replace(task, use_kernel=engine.kernel, device=device, precision=engine.precision)
     if isinstance(method, LocalTraining):
         method.check_classes(task)
     for remark in remarks(population) if is_own(population) else ():
         views.note(remark)
+    check_quorum(method, options)
     method = _with_rate(method, population)
     if isinstance(method, LocalTraining) and method.lr is None and is_own(population):
         method = dataclasses.replace(method, lr=_own_rate(method, task, population, options.seed, out, views))
@@ -73,6 +77,7 @@ def simulate(
         seed=options.seed,
         faults=faults,
         options=engine,
+        quorum=options.closing,
         note=views.note,
         progress=views.progress,
     )

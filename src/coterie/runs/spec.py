@@ -6,15 +6,21 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median_high
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
-from coterie.data.labels import sorted_names
+from coterie.core.targets import TaskKind
+from coterie.core.task import chosen_kind
+from coterie.core.terminal import shown
+from coterie.data.agreed import together
+from coterie.data.encoding import MOST_CATEGORIES
+from coterie.data.labels import are_whole, sorted_names
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
-from coterie.data.schema import Column, Schema
+from coterie.data.schema import Schema
 from coterie.deploy.boundary import check
-from coterie.deploy.protocol import Hello, RunSpec, pooled, settings_of
+from coterie.deploy.hello import ColumnTold, Hello, pooled, pooled_targets, told_column
+from coterie.deploy.protocol import RunSpec, settings_of
 from coterie.methods import Method
 from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig
@@ -23,6 +29,7 @@ from coterie.simulation.faults import Faults
 
 _ALWAYS_FINE = 100  # so many classes cost a model next to nothing
 _FAR_FROM_OTHERS = 4
+_CLASSES = "classification"
 
 
 def check_deployable(config: RunConfig) -> Method:
@@ -48,34 +55,57 @@ def odd_ones(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[Client
     image size of the run's scenario decides. The number of classes is bounded by the scenario's or, for own data, by
     what the other clients have: a client may see few labels, but not many times more than the others.
     """
-    form = _usual_form(_scenario(config), config.scenario.image_size, hellos)
+    form, example = _usual_form(_scenario(config), config.scenario.image_size, hellos)
     odd = {
-        client: f"it has {hello.inputs} of shape {hello.shape}, the run is about {form[1]} of shape {form[0]}"
+        client: "the columns of its table are others than those of most clients"
+        if hello.columns and example.columns
+        else f"it has {hello.described}, the run is about {example.described}"
         for client, hello in hellos.items()
-        if (hello.shape, hello.inputs) != form
+        if hello.form != form
     }
-    odd |= _odd_words({client: hello for client, hello in hellos.items() if client not in odd})
+    odd |= _odd_targets(config, {client: hello for client, hello in hellos.items() if client not in odd})
     rest = {client: hello.classes for client, hello in hellos.items() if client not in odd}
+    if not rest or _task_told(config, hellos) != _CLASSES:
+        return odd
     named = _scenario(config)
     most = max(_ALWAYS_FINE, _FAR_FROM_OTHERS * median_high(rest.values())) if named is None else named.classes
     odd |= {c: f"it has {n} classes, the run is about at most {most}" for c, n in rest.items() if n > most}
     return odd
 
 
-def _odd_words(hellos: Mapping[ClientId, Hello]) -> dict[ClientId, str]:
-    """Clients whose tables have other columns than most, or labels in words where most have numbers, or the reverse."""
-    columns = _usual([hello.columns for hello in hellos.values()])
-    words = _usual([bool(hello.names) for hello in hellos.values()])
-    kinds = {True: "words", False: "numbers"}
+def _task_told(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> str:
+    """What the clients' targets should be: as the configuration says, or as those of most are."""
+    if config.task == "auto":
+        return _usual([hello.task for hello in hellos.values()])
+    return _CLASSES if config.task == "binary" else config.task
+
+
+def _odd_targets(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[ClientId, str]:
+    """Clients with targets of another kind, another number of them, or words for labels where most have numbers."""
+    if not hellos:
+        return {}
+    task = _task_told(config, hellos)
     odd = {
-        client: f"its labels are {kinds[not words]}, those of the run are {kinds[words]}"
+        client: f"its targets are those of {hello.task}, the run is about {task}: if they can be that, "
+        f"join with --set task={task}"
         for client, hello in hellos.items()
-        if bool(hello.names) != words
+        if hello.task != task
     }
+    rest = {client: hello for client, hello in hellos.items() if client not in odd}
+    if task != _CLASSES:
+        number = _usual([hello.classes for hello in rest.values() or hellos.values()])
+        wrong = {client: hello for client, hello in rest.items() if hello.classes != number}
+        return odd | {
+            client: f"it has {hello.classes} targets a sample, the run is about {number}"
+            for client, hello in wrong.items()
+        }
+    # whole numbers are words to a client that lacks the first of them
+    wordy = {client: bool(hello.names) and not are_whole(hello.names) for client, hello in rest.items()}
+    words, kinds = _usual([*wordy.values()] or [False]), {True: "words", False: "numbers"}
     return odd | {
-        client: "the columns of its table are others, or in another order, than those of most clients"
-        for client, hello in hellos.items()
-        if hello.columns != columns
+        client: f"its labels are {kinds[not words]}, those of the run are {kinds[words]}"
+        for client, own in wordy.items()
+        if own != words
     }
 
 
@@ -87,17 +117,19 @@ def _usual(values: Sequence[T]) -> T:
 
 def _usual_form(
     named: Scenario | None, image_size: int | None, hellos: Mapping[ClientId, Hello]
-) -> tuple[tuple[int, ...], str]:
-    votes = Counter((hello.shape, hello.inputs) for hello in hellos.values())
+) -> tuple[tuple[object, ...], Hello]:
+    """The form of the inputs that most clients have, and one of these clients."""
+    votes = Counter(hello.form for hello in hellos.values())
+    examples = {hello.form: hello for hello in hellos.values()}
     most = max(votes.values())
     usual = [form for form, number in votes.items() if number == most]
     if len(usual) > 1 and named is not None:
         size = image_size or named.image_size
-        usual = [form for form in usual if form[0][-2:] == (size, size)] or usual
+        usual = [form for form in usual if examples[form].shape[-2:] == (size, size)] or usual
     if len(usual) > 1:
-        listed = ", ".join(f"{name}: {h.inputs} of shape {h.shape}" for name, h in sorted(hellos.items())[:10])
+        listed = ", ".join(f"{name}: {hello.described}" for name, hello in sorted(hellos.items())[:10])
         raise NoMajority(f"The clients have inputs of different forms ({listed}) and none is that of most.")
-    return usual[0]
+    return usual[0], examples[usual[0]]
 
 
 def _scenario(config: RunConfig) -> Scenario | None:
@@ -106,6 +138,20 @@ def _scenario(config: RunConfig) -> Scenario | None:
 
 def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
     """What the run is about, from the configuration and from what those clients say of their data that fit together."""
+    return usable(config, drafted(config, hellos))
+
+
+def usable(config: RunConfig, spec: RunSpec) -> RunSpec:
+    """The same, once the network, the loss and the method are known to fit it."""
+    check(RunSpec, spec, "what this run is about")
+    builder_named(spec.model, spec.shape, spec.classes)
+    task = spec.build_task(spec.model, config.loss, config.metric)
+    config.build_method(defaults_of(config)).check_classes(task)
+    return spec
+
+
+def drafted(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
+    """What the run would be about, by what these clients say."""
     if ":" in config.method:
         raise CoterieError(
             f"{config.method} is a method of your own, which the other machines do not have; "
@@ -113,15 +159,15 @@ def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
         )
     odd = odd_ones(config, hellos)
     fitting = {client: hello for client, hello in hellos.items() if client not in odd}
-    named = _scenario(config)
-    model = model_of(config)
+    named, model, task = _scenario(config), model_of(config), _task_told(config, fitting)
     if not model:
         raise CoterieError('Your own data need a model: set model = "NAME" (see `coterie list models`).')
-    names = sorted_names(name for hello in fitting.values() for name in hello.names)
-    shape = next(iter(fitting.values())).shape
-    classes = len(names) or max(hello.classes for hello in fitting.values())
-    builder_named(model, shape, classes)
-    spec = RunSpec(
+    names, classes = _classes(fitting)
+    columns = _columns(fitting)
+    shape = (sum(column.width for column in columns),) if columns else next(iter(fitting.values())).shape
+    found = cast(TaskKind, "binary" if classes == 2 and task == _CLASSES else task)
+    scale = pooled_targets(fitting) if task == "regression" and config.loss == "auto" else None
+    return RunSpec(
         run=f"{config.method}-{secrets.token_hex(8)}",
         method=config.method,
         settings=settings_of(config.build_method(defaults_of(config))),
@@ -130,14 +176,54 @@ def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
         classes=classes,
         normalise=scaled(named, config.scenario.pixels)
         if named is not None
-        else pooled(fitting, config.scenario.normalise),
+        else pooled(fitting, config.scenario.normalise, columns, shape),
         dtype=config.dtype,
         seed=config.seed,
         use_kernel=config.engine.kernel,
         class_names=names,
+        columns=columns,
+        tokens=next(iter(fitting.values())).inputs == "token ids",
+        task=chosen_kind(config.task, found, classes, squares=config.loss == "mse"),
+        target_mean=() if scale is None else scale.mean,
+        target_std=() if scale is None else scale.std,
+        loss=config.loss,
+        metric=config.metric,
     )
-    check(RunSpec, spec, "what this run is about")
-    return spec
+
+
+def _classes(fitting: Mapping[ClientId, Hello]) -> tuple[tuple[str, ...], int]:
+    """The names of all clients' classes together, where they are words, and how many classes or targets there are."""
+    names = sorted_names(name for hello in fitting.values() for name in hello.names)
+    unnamed = [hello.classes for hello in fitting.values() if not hello.names]
+    if not names or not unnamed:
+        return names, len(names) or max(unnamed)
+    # whole numbers, which some clients have as words: as in the simulator they are the classes, unless many are missing
+    different = {int(name) for name in names} | set(range(max(unnamed)))
+    if min(different) == 0 and max(different) < 2 * len(different):
+        return (), max(different) + 1
+    return sorted_names(map(str, different)), len(different)
+
+
+def _columns(fitting: Mapping[ClientId, Hello]) -> tuple[ColumnTold, ...]:
+    """The columns of all clients' tables together, in the order that is usual."""
+    order = _usual([tuple(column.name for column in hello.columns) for hello in fitting.values()])
+    if not order:
+        return ()
+    first = [hello for hello in fitting.values() if tuple(column.name for column in hello.columns) == order]
+    rest = [hello for hello in fitting.values() if hello not in first]
+    found = together([tuple(column.column for column in hello.columns) for hello in (*first, *rest)])
+    for column in found:
+        if len(column.categories) > MOST_CATEGORIES:
+            raise CoterieError(
+                f"Column {shown(column.name)} holds text with {len(column.categories)} different values over all "
+                f"clients; {MOST_CATEGORIES} at most become inputs: have all clients leave it out with "
+                f"--set scenario.ignore={column.name}."
+            )
+    text = {column.name: column.text for column in first[0].columns}
+    empty = [column.name for column in found if text[column.name] and not column.categories]
+    if empty:
+        raise CoterieError(f"Column {shown(empty[0])} holds text, and no client tells its words; leave it out.")
+    return tuple(map(told_column, found))
 
 
 def common_schema(spec: RunSpec, hello: Hello) -> Schema:
@@ -148,9 +234,11 @@ def common_schema(spec: RunSpec, hello: Hello) -> Schema:
         classes=spec.classes,
         layout=layout,
         dtype=hello.dtype,
+        task=spec.kind,
         normalise=spec.normalise,
         class_names=spec.class_names,
-        columns=tuple(map(Column, hello.columns)),
+        columns=spec.terms.columns,
+        missing="mean" if any(column.known for column in spec.columns) else "refuse",
     )
 
 

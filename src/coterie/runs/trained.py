@@ -42,6 +42,7 @@ from coterie.simulation.simulator import EngineOptions, Simulator
 Builder = nn.Module | Callable[[], nn.Module]
 _BATCH = 512
 _NEWCOMER = "newcomer"
+_OF_ONE = (RunKind.PEER, RunKind.CLIENT)
 
 
 def load(
@@ -142,11 +143,13 @@ class TrainedRun:
     @cached_property
     def schema(self) -> Schema:
         """How the clients' data were read."""
-        return read_schema(self.path)
+        return read_schema(self.path if self._folder.kind is not RunKind.NETWORK else self._peer(self.clients[0]).path)
 
     def model(self, client: ClientId) -> ReadyModel:
         """The trained network that a client uses; it takes inputs as the client has them."""
         self._check(client)
+        if self._folder.kind is RunKind.NETWORK:
+            return self._peer(client).model(client)
         method, group, own = self._method, self.groups.get(client), self._own_file(client)
         if own is None:
             form, state = self._form, method.model_of(self._state, client, group)
@@ -154,8 +157,13 @@ class TrainedRun:
             ready = ReadyModel(network, form.normalise, form.target_scale)
         else:
             ready = load_model(own, self._network)
-        ready.network = method.ready(ready.network, self._state, group, self.result.seed)
+        if type(method).ready is not RoundMethod.ready:
+            ready.network = method.ready(ready.network, self._state, group, self.result.seed)
         return ready.eval()
+
+    def _peer(self, client: ClientId) -> TrainedRun:
+        """The run of one peer of a network, in the network's folder."""
+        return load(self.path / "peers" / client, self._model, method=self._given, loss=self._loss)
 
     def predict(self, client: ClientId, x: Any) -> npt.NDArray[Any]:
         """What a client's model says of inputs as the client has them: class names, or numbers in its units.
@@ -174,6 +182,8 @@ class TrainedRun:
         Its data serve to find the group (and, where clients keep a part of the model, to fit that part). The folder
         stays as it is. `x` may be a table or a file that has the targets as well.
         """
+        if self._folder.kind in _OF_ONE:
+            raise CoterieError(f"{self.path} has the model of {self.clients[0]} alone; admit newcomers to a whole run.")
         method = self._method
         if not method.serves_newcomers:
             raise CoterieError(
@@ -191,7 +201,7 @@ class TrainedRun:
             kind=self.kind,
             target_scale=self._form.target_scale,
         )
-        plain = Task.of(self._build, population, task=self.kind, loss=self._loss, dtype=self._dtype)
+        plain = Task.of(self._build, population, task=self.kind, loss=self._minimised, dtype=self._dtype)
         task = method.task(plain)
         fed = Simulator(method, task, population, seed=self.result.seed, options=EngineOptions(workers=1))
         with closing(fed):
@@ -214,7 +224,13 @@ class TrainedRun:
         schema = self.schema
         found: Any = schema.task or ("binary" if schema.classes == 2 else "classification")
         options: Any = self._tables.get("task", "auto")
-        return chosen_kind(options, found, schema.classes, squares=self._loss == "mse")
+        return chosen_kind(options, found, schema.classes, squares=self._minimised == "mse")
+
+    @property
+    def _minimised(self) -> Any:
+        """The loss of the run: as given now, or as its configuration names it."""
+        given = isinstance(self._loss, str) and self._loss == "auto"
+        return str(self._tables.get("loss", "auto")) if given else self._loss
 
     @cached_property
     def _tables(self) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class Faults:
     deadline: float = field(
         default=0.0, metadata={"help": "replies later than this many median times are too late; 0: wait for all"}
     )
+    slow: float = field(default=0.0, metadata={"help": "probability that a client is a slow one, in all rounds"})
+    slow_times: float = field(default=10.0, metadata={"help": "how many times as long slow clients take"})
     nan: float = field(default=0.0, metadata={"help": "probability of a reply with NaN"})
     wrong_shape: float = field(default=0.0, metadata={"help": "probability of a reply of another shape"})
     huge: float = field(default=0.0, metadata={"help": "probability of a reply with a huge norm"})
@@ -49,14 +51,14 @@ class Faults:
     join: bool = field(default=False, metadata={"help": "all attackers pretend to have the data of one client"})
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "nan", "wrong_shape", "huge", "crash", "freeze", "loss", "delay"):
+        for name in ("dropout", "slow", "nan", "wrong_shape", "huge", "crash", "freeze", "loss", "delay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise CoterieError(f"faults.{name} is a probability and must lie in [0, 1], not {getattr(self, name)}.")
         if self.loss + self.delay > 1:
             raise CoterieError(
                 f"faults.loss and faults.delay must not exceed 1 together, not {self.loss + self.delay}."
             )
-        for name in ("slowness", "deadline", "outage", "attackers"):
+        for name in ("slowness", "slow_times", "deadline", "outage", "attackers"):
             if getattr(self, name) < 0:
                 raise CoterieError(f"faults.{name} must be at least 0, not {getattr(self, name)}.")
         for name in ("joins", "leaves"):
@@ -70,11 +72,17 @@ class Faults:
         for kind, chance, text in (("crashed", self.crash, "it crashed"), ("frozen", self.freeze, "it is frozen")):
             if chance and self._is_out(seed, round, client, kind, chance):
                 return Failure(kind, text)  # type: ignore[arg-type]
-        if self.slowness and self.deadline:
-            time = float(rng(seed, "slowness", round, client).lognormal(0.0, self.slowness))
+        if (self.slowness or self.slow) and self.deadline:
+            time = self.time(seed, round, client)
             if time > self.deadline:
                 return Failure("late", f"it took {time:.2f} median times, the deadline is {self.deadline:g}")
         return None
+
+    def time(self, seed: int, round: int, client: ClientId) -> float:
+        """How long a client takes in this round, in medians of all."""
+        time = float(rng(seed, "slowness", round, client).lognormal(0.0, self.slowness)) if self.slowness else 1.0
+        slow = self.slow and rng(seed, "slow", client).random() < self.slow
+        return time * self.slow_times if slow else time
 
     def _is_out(self, seed: int, round: int, client: ClientId, kind: str, chance: float) -> bool:
         """Whether an outage began in one of the rounds from which it would still last."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import get_all_start_methods
 from typing import Any, TypeVar
 
 import torch
@@ -15,8 +13,6 @@ from torch import Tensor
 from coterie.core import spill
 from coterie.core.checks import check_reply, largest_norm, model_norms
 from coterie.core.cohort import Memory
-from coterie.core.compiled import Refusal
-from coterie.core.devices import all_of
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Arrival, Engine, Failure, Ledger, Purpose, Question, Replies
 from coterie.core.jobs import (
@@ -27,18 +23,19 @@ from coterie.core.jobs import (
 )
 from coterie.core.message import Message
 from coterie.core.notes import Note, silent
+from coterie.core.quorum import Quorum, discounted
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
 from coterie.data.describe import mean_floor
 from coterie.data.population import unseen_ids
 from coterie.methods.base import RoundMethod
 from coterie.simulation.attacks import Attackers, disguised
+from coterie.simulation.crew import Crew
 from coterie.simulation.engine_options import EngineOptions as EngineOptions
 from coterie.simulation.faults import Faults
 from coterie.simulation.gathering import Gathered
+from coterie.simulation.latecomers import Latecomers, without
 from coterie.simulation.malloc import keep_freed_blocks
-from coterie.simulation.ray_workers import RayWorkers
-from coterie.simulation.workers import ProcessWorkers, ThreadWorkers, Workers
 
 R = TypeVar("R")
 _LANE_BYTES = 1 << 26
@@ -58,6 +55,7 @@ class Simulator(Engine):
         seed: int,
         faults: Faults | None = None,
         options: EngineOptions | None = None,
+        quorum: Quorum | None = None,
         note: Note = silent,
         progress: Progress = silent,
     ) -> None:
@@ -75,17 +73,28 @@ class Simulator(Engine):
         self._calendar = self._faults.calendar(seed, population.ids)
         self._always = tuple(client for client in population.ids if client not in self._calendar)
         self._progress = progress
-        self._workers: Workers | None = None
+        self._crew = Crew(self._setting, self._options, note)
         keep_freed_blocks()
-        self._on_trial = False
+        self._on_trial = self._settled = False
+        self._late = Latecomers(self._faults, quorum or Quorum(), seed)
         self._attack = Attackers(self.attackers, self._faults.attack, task.template)
 
     @property
     def ids(self) -> tuple[ClientId, ...]:
-        """Clients that are there in this round."""
-        if not self._calendar:
+        """Clients that are there in this round, and not at work on an earlier one."""
+        busy = set() if self._settled else self._late.busy(self.round)
+        if not self._calendar and not busy:
             return self._always
-        return tuple(client for client in self._population.ids if self._is_there(client))
+        return tuple(client for client in self._population.ids if self._is_there(client) and client not in busy)
+
+    @property
+    def waiting(self) -> frozenset[ClientId]:
+        """Clients whose late replies are there to be used."""
+        return self._late.here(self.round)
+
+    def settle(self) -> None:
+        """All who are at work are waited for."""
+        self._settled = True
 
     def _is_there(self, client: ClientId) -> bool:
         joins, leaves = self._calendar.get(client, (0, None))
@@ -98,7 +107,9 @@ class Simulator(Engine):
 
     def begin(self, round: int) -> tuple[ClientId, ...]:
         """A round begins; returned are the clients that join in it, later than the start."""
-        self.round = round
+        self.round, self._settled = round, False
+        for client in self._late.forgotten(round):
+            self._draft[client] = without(self._recalled(client))
         return tuple(client for client, (joins, _) in self._calendar.items() if joins == round and joins > 0)
 
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
@@ -126,42 +137,14 @@ class Simulator(Engine):
             self._draft, self._on_trial = draft, False
 
     @property
-    def workers(self) -> int:
-        """How many workers share the clients."""
-        if self._options.backend == "ray" and self._workers is not None:
-            assert isinstance(self._workers, RayWorkers)
-            return self._workers.processors
-        if self.task.device.type != "cpu":
-            return self._options.workers or len(all_of(self.task.device))
-        return self._options.workers or os.cpu_count() or 1
-
-    @property
     def path(self) -> str:
         """Which way local training is computed, and why."""
-        refusal = self.task.compiled
-        if self._options.backend == "ray":
-            crew = self._crew()
-            assert isinstance(crew, RayWorkers)
-            what = f"torch ({refusal.reason})" if isinstance(refusal, Refusal) else "compiled kernel"
-            return f"{what}, Ray with {crew.processors} processors on {crew.nodes} nodes"
-        if not isinstance(refusal, Refusal):
-            return f"compiled kernel, {self.workers} {'threads' if self.workers > 1 else 'thread'}"
-        how = "processes" if self._forks or self._spawns else "thread" if self.workers == 1 else "threads"
-        return f"torch, {self.workers} {how} ({refusal.reason})"
+        return self._crew.path
 
     @property
     def waits(self) -> bool:
-        """The kernel releases the interpreter's lock; autograd does not, and no thread may be busy when it forks."""
-        return not isinstance(self.task.compiled, Refusal) or self._options.backend == "ray"
-
-    @property
-    def _forks(self) -> bool:
-        fits = isinstance(self.task.compiled, Refusal) and self.workers > 1 and self.task.device.type == "cpu"
-        return fits and "fork" in get_all_start_methods()
-
-    @property
-    def _spawns(self) -> bool:
-        return self.workers > 1 and self.task.device.type != "cpu"
+        """Whether the workers leave time for a thread of the server's."""
+        return self._crew.waits
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """True groups in this round."""
@@ -174,38 +157,63 @@ class Simulator(Engine):
         """Run a client function of the method on these clients."""
         ids, message, index, counted = question.ids, question.message, question.rows, question.counted
         purpose: Purpose = "evaluation" if self._on_trial else question.purpose
-        failed: dict[ClientId, Failure] = {}
-        if purpose == "train":
-            silent = ((client, self._faults.silence(self.seed, self.round, client)) for client in ids)
-            failed = {client: failure for client, failure in silent if failure is not None}
-        # a client that drops out has no result at all; one that is late has done its work in vain
-        working = [i for i, client in enumerate(ids) if client not in failed or failed[client].kind == "late"]
+        failed, late, due = self._absent(question) if purpose == "train" else ({}, {}, {})
+        # a client that drops out has no result at all; one that is late has done its work, in vain or for later
+        lost = {client for client, failure in failed.items() if failure.kind != "late"} | due.keys()
+        working = [i for i, client in enumerate(ids) if client not in lost]
         asked, picked = [ids[i] for i in working], None if index is None else [index[i] for i in working]
         jobs = self._jobs(action_of(question.function), asked, picked, message.common)
-        gathered = self._perform(jobs, message, "training" if purpose == "train" else "evaluation")
+        old = self._taken(question, list(due)) if due else None
+        gathered = self._perform(jobs, message, "training" if purpose == "train" else "evaluation", old)
         if counted:
-            self.ledger.down[purpose] += len(ids) * (message.row(0) if index is not None else message).size
+            self.ledger.down[purpose] += (len(ids) - len(due)) * (message.row(0) if index is not None else message).size
             self.ledger.up[purpose] += gathered.size
-        for job, kept in zip(jobs, gathered.kept, strict=True):
+        for job, kept in zip(jobs, gathered.kept, strict=False):
             self._remember(job.ids, kept)
-        replies = self._accept([client for job in jobs for client in job.ids], gathered.reply, failed, purpose, counted)
+        names = [client for job in jobs for client in job.ids]
+        for position, client in enumerate(names):
+            if client in late and gathered.reply is not None:
+                self._remember([client], [self._late.on_its_way(client, gathered.reply.row(position))])
+        replies = self._accept([*names, *due], gathered.reply, failed, purpose, question, due)
         # of those whose replies came, refused or not
         replies = replace(replies, losses={c: loss for c, loss in gathered.losses.items() if c not in failed})
         self.failures += [(self.round, client, failure) for client, failure in replies.failed.items()]
         return replies
 
-    def _perform(self, jobs: list[Job], message: Message, what: str) -> Gathered:
-        """Have the workers do it, and tell who watches how many clients are done."""
-        gathered = Gathered(jobs)
-        if not jobs:
-            return gathered
+    def _absent(
+        self, question: Question[Any]
+    ) -> tuple[dict[ClientId, Failure], dict[ClientId, Failure], dict[ClientId, int]]:
+        """Whose replies will be missing; who of them is late by the quorum; and whose old replies are there."""
+        due = self._late.due(question, self.round)
+        rest = [client for client in question.ids if client not in due]
+        silent = ((client, self._faults.silence(self.seed, self.round, client)) for client in rest)
+        failed = {client: failure for client, failure in silent if failure is not None}
+        working = [client for client in rest if client not in failed]
+        late = self._late.late(self.round, question.function.__name__, working, len(due))
+        return failed | late, late, due
+
+    def _taken(self, question: Question[Any], clients: list[ClientId]) -> tuple[Job, Message]:
+        """The late replies of these clients, as what a job has brought."""
+        reply = self._late.taken(question, clients, [self._recalled(client) for client in clients])
+        for client in clients:
+            self._draft[client] = without(self._recalled(client))
+        return Job(question.function.__name__, self.round, tuple(clients), None, ()), reply
+
+    def _perform(self, jobs: list[Job], message: Message, what: str, old: tuple[Job, Message] | None) -> Gathered:
+        """Have the workers do it, and tell who watches how many clients are done; `old` replies come last."""
+        gathered = Gathered(jobs if old is None else [*jobs, old[0]])
 
         def take(number: int, outcome: Outcome) -> None:
             gathered.take(number, outcome)
             self._progress(what, gathered.done, gathered.asked)
 
-        self._progress(what, 0, gathered.asked)
-        self._crew().run(jobs, message, take)
+        if jobs:
+            self._progress(what, 0, gathered.asked)
+            self._crew.workers.run(jobs, message, take)
+        if old is not None:
+            size = gathered.size
+            gathered.take(len(jobs), Outcome(old[1], {}))
+            gathered.size = size  # they were counted when they were made
         return gathered
 
     def _jobs(self, action: str, ids: list[ClientId], rows: list[int] | None, common: Sequence[str] = ()) -> list[Job]:
@@ -220,25 +228,11 @@ class Simulator(Engine):
 
     def _lanes(self, clients: int, jobs_per_worker: int) -> int:
         """Clients per job: small enough that workers finish together and that a job's models fit in the cache."""
-        pieces = self.workers * jobs_per_worker
+        pieces = self._crew.size * jobs_per_worker
         # rounded down where there are several jobs a worker: 10 clients in 5 jobs would keep one of two workers idle
         shared = clients // pieces if jobs_per_worker > 1 else -(-clients // pieces)
         bytes_each = sum(t.numel() * t.element_size() for t in self.task.template.values())
         return max(1, min(shared, _LANE_BYTES // max(bytes_each, 1)))
-
-    def _crew(self) -> Workers:
-        if self._workers is None:
-            if self._options.backend == "ray":
-                chosen = self._options
-                self._workers = RayWorkers(self._setting, chosen.address, chosen.workers, self._note)
-            elif self._spawns:
-                there = all_of(self.task.device)
-                self._workers = ProcessWorkers(self._setting, self.workers, self._note, there)
-            elif self._forks:
-                self._workers = ProcessWorkers(self._setting, self.workers, self._note)
-            else:
-                self._workers = ThreadWorkers(self._setting, self.workers)
-        return self._workers
 
     def _remember(self, ids: Sequence[ClientId], kept: Sequence[Memory]) -> None:
         for client, own in zip(ids, kept, strict=True):
@@ -251,7 +245,8 @@ class Simulator(Engine):
         first: Message | None,
         failed: dict[ClientId, Failure],
         purpose: Purpose,
-        counted: bool,
+        question: Question[Any],
+        stale: Mapping[ClientId, int],
     ) -> Replies[Any]:
         """Refuse the bad ones of the stacked replies by name."""
         if first is None:
@@ -272,7 +267,7 @@ class Simulator(Engine):
                         [client], broken, self.task.template, limit, like=own, unbounded=first.unbounded
                     )
                     refused |= wrong
-                    if counted:  # a corrupt reply can be longer
+                    if question.counted:  # a corrupt reply can be longer
                         self.ledger.up[purpose] += first.holding(broken).row(0).size
                         self.ledger.up[purpose] -= first.holding(own).row(0).size
         _, wrong = check_reply(ids, stacked, self.task.template, unbounded=first.unbounded, said=said)
@@ -280,10 +275,15 @@ class Simulator(Engine):
         good = [position for position, client in enumerate(ids) if client not in failed]
         if not good:
             return Replies((), None, failed)
-        if len(good) < len(ids):
+        if stale:  # old replies come last, and belong where their clients were asked
+            place = {client: position for position, client in enumerate(question.ids)}
+            good.sort(key=lambda position: place[ids[position]])
+        if len(good) < len(ids) or stale:
             stacked = spill.taken(stacked, torch.tensor(good))
-        value = first.holding(stacked).open()
-        return Replies(tuple(ids[position] for position in good), value, failed)
+        valid = tuple(ids[position] for position in good)
+        stale = {client: stale[client] for client in valid if client in stale}
+        value = first.holding(discounted(stacked, valid, stale)).open()
+        return Replies(valid, value, failed, stale=stale)
 
     def note(self, text: str) -> None:
         """Tell those who follow the run."""
@@ -307,6 +307,7 @@ class Simulator(Engine):
     def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
         """Go on from a checkpoint."""
         self.memory = memory
+        self._late.restore(memory)
 
     def saved(self, next_round: int) -> None:
         """A checkpoint has been written; nothing here depends on it."""
@@ -325,6 +326,4 @@ class Simulator(Engine):
 
     def close(self) -> None:
         """Let the workers go."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        self._crew.close()

@@ -23,7 +23,6 @@ from coterie.core.interrupts import pause
 from coterie.core.notes import Note, silent
 from coterie.core.wire import WireError
 from coterie.deploy.boundary import reason_of
-from coterie.deploy.client import Device
 from coterie.deploy.flower.compat import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -52,8 +51,9 @@ from coterie.deploy.flower.compat import (
     push_objects,
     remove_content_from_message,
 )
+from coterie.deploy.flower.content import GOODBYE, answer, refusal
 from coterie.deploy.flower.pieces import Tally, ids_of, put_together
-from coterie.deploy.flower.transport import GOODBYE, answer, refusal
+from coterie.deploy.gateway import Member
 
 _HEARTBEAT_SECONDS = 10  # Flower takes no less; a node is gone after two of them
 _POLL_SECONDS = 0.1
@@ -186,7 +186,7 @@ class Session:
 
 
 def join(
-    device: Device, server: str, security: Security, *, wait: float, limit: int, stay: bool = False, note: Note = silent
+    member: Member, server: str, security: Security, *, wait: float, limit: int, stay: bool = False, note: Note = silent
 ) -> None:
     """Take part in the runs of a server until it says goodbye; one that is away is waited for, `wait` seconds long."""
     away: float | None = None
@@ -203,9 +203,9 @@ def join(
             pause(_RETRY_SECONDS)
             continue
         away, known = None, True
-        note(f"{device.name} has joined {server}")
+        note(f"{member.name} has joined {server}")
         try:
-            if _serve(device, session, limit, stay, note):
+            if _serve(member, session, limit, stay, note):
                 return
         except _Gone as error:
             note(str(error))
@@ -275,12 +275,12 @@ def _unreachable(server: str, security: Security, error: Exception) -> Exception
     return _Gone(f"{server} cannot be reached ({text})")
 
 
-def _serve(device: Device, session: Session, limit: int, stay: bool, note: Note) -> bool:
+def _serve(member: Member, session: Session, limit: int, stay: bool, note: Note) -> bool:
     """Answer messages; true when the server has said goodbye. No message can end this client."""
     unforeseen = 0
     while True:
         try:
-            answered = _answer_next(device, session, limit, note)
+            answered = _answer_next(member, session, limit, note)
             if answered is None:
                 pause(_POLL_SECONDS)
                 continue
@@ -303,14 +303,14 @@ def _serve(device: Device, session: Session, limit: int, stay: bool, note: Note)
             pause(_RETRY_SECONDS)
 
 
-def _answer_next(device: Device, session: Session, limit: int, note: Note) -> str | None:
+def _answer_next(member: Member, session: Session, limit: int, note: Note) -> str | None:
     """Answer the next message, if there is one; returned is its type."""
     received = session.receive(limit)
     if received is None:
         return None
     began = time.monotonic()
     message, wrong = received
-    reply = refusal(message, wrong) if wrong else answer(device, message, limit, note)
+    reply = refusal(message, wrong) if wrong else answer(member, message, limit, note)
     kind: str = message.metadata.message_type
     if reply.has_error():
         note(f"refused {kind}: {reply.error.reason}")

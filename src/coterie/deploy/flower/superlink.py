@@ -8,9 +8,10 @@ import secrets
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.interrupts import pause
 from coterie.core.samples import ClientId
+from coterie.deploy.certificates import gateways_in
 from coterie.deploy.flower import link as flower_link
 from coterie.deploy.flower.compat import (
     AcquireTaskRequest,
@@ -67,6 +69,12 @@ class ServerSecurity:
     certificate: Path
     key: Path
     clients: Mapping[ClientId, Path]
+    gateways: Mapping[ClientId, tuple[ClientId, ...]] = field(default_factory=dict)
+    """Of those whose key is a gateway's, the names that its clients may bear."""
+
+    def borne_by(self, key: ClientId) -> tuple[ClientId, ...]:
+        """The names of clients that whoever has this key may answer for."""
+        return self.gateways.get(key, (key,))
 
     @classmethod
     def of(cls, folder: Path) -> ServerSecurity:
@@ -76,10 +84,15 @@ class ServerSecurity:
             certificate=folder / "server.pem",
             key=folder / "server.key",
             clients={path.stem: path for path in sorted((folder / "keys").glob("*.pub"))},
+            gateways=gateways_in(folder),
         )
         for path in (made.ca, made.certificate, made.key):
             if not path.is_file():
                 raise CoterieError(f"There is no {path}; make certificates with `coterie certs {folder}`.")
+        times = Counter(name for key in made.clients for name in made.borne_by(key))
+        twice = sorted(name for name, number in times.items() if number > 1)
+        if twice:
+            raise CoterieError(f"In {folder / 'keys'} two keys bear the name {twice[0]}; remove one of them.")
         return made
 
 
@@ -113,18 +126,19 @@ class SuperLink:
         )
         return self._as_operator(made)
 
-    def register(self, keys: Mapping[ClientId, Path]) -> dict[int, ClientId]:
-        """Have it accept these clients; returned are their nodes."""
+    def register(self, security: ServerSecurity) -> dict[int, tuple[ClientId, ...]]:
+        """Have it accept the keys of these clients; returned are their nodes, with the names that each may bear."""
         nodes = {}
         with self.control() as control:
-            for name, path in keys.items():
+            for name, path in security.clients.items():
                 try:
                     key = public_key_to_bytes(load_ssh_public_key(path.read_bytes()))  # type: ignore[arg-type]
                 except (OSError, ValueError) as error:
                     raise CoterieError(
                         f"{path} is not a public key ({error}); make one with `coterie certs`."
                     ) from error
-                nodes[int(control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)] = name
+                made = control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                nodes[int(made.node_id)] = security.borne_by(name)
         return nodes
 
     @contextmanager

@@ -1,94 +1,47 @@
-"""Flower as the carrier: our orders in Flower's messages, on the server and on a client.
-
-No `Strategy`, no Flower model types: a message holds the text of an order and the bytes of `wire`. Clients are known by
-our own names; a `query.hello` round finds out which Flower node is whom.
-"""
+"""Flower as the carrier: our orders in Flower's messages, and the replies back to those who asked."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie.core import wire
-from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.errors import Unfinished
 from coterie.core.federation import Failure, Purpose
 from coterie.core.interrupts import pause
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
-from coterie.deploy.boundary import blamed, checked
-from coterie.deploy.client import Device
+from coterie.deploy.boundary import blamed
+from coterie.deploy.bundle import Letter, bundled, unbundled
 from coterie.deploy.flower.compat import ErrorCode
+from coterie.deploy.flower.content import GOODBYE, LONGEST_TOLD, content_of, opened
+from coterie.deploy.flower.directory import HELLO_SECONDS, POLL_SECONDS, Directory, Names
 from coterie.deploy.flower.pieces import Inbox
-from coterie.deploy.protocol import HELLO, Hello, Order, Returned, to_text
+from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import Order, Returned, to_text
 
-GOODBYE, TOLD = "goodbye", "told"
-_RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
-_REFUSED = 400  # our own error code: Flower's are below 100
-_POLL_SECONDS = 0.05
+Answers = dict[ClientId, Returned | Failure]
 _LONGEST_POLL_SECONDS = 0.5
 _PRESENCE_SECONDS = 1.0
-_HELLO_SECONDS = 3.0
-_HELLO_LIFE = 3600.0
-_TOLD_LIFE = 60.0
-_LONGEST_TOLD = 1000
-_MOST_TURNED_AWAY = 1000
-
-
-def content_of(text: str, payload: bytes | None = None) -> RecordDict:
-    """A message's content: a text, and bytes as one opaque array (which Flower sends in pieces where it is long)."""
-    content = RecordDict({_RECORD: ConfigRecord({_TEXT: text})})
-    if payload is not None:
-        content[_BYTES] = ArrayRecord({_BYTES: Array("uint8", (len(payload),), _RECORD, payload)})
-    return content
-
-
-def opened(content: RecordDict) -> tuple[str, bytes]:
-    """The inverse of `content_of`; anything else is refused."""
-    record = content.config_records.get(_RECORD)
-    text = None if record is None else record.get(_TEXT)
-    arrays = content.array_records.get(_BYTES)
-    if not isinstance(text, str) or (arrays is not None and _BYTES not in arrays):
-        raise wire.WireError("This is not a message of coterie's.")
-    return text, b"" if arrays is None else arrays[_BYTES].data
-
-
-def answer(device: Device, message: Message, limit: int = wire.DEFAULT_LIMIT, note: Note = silent) -> Message:
-    """What a client replies to a message; a refusal is carried as Flower's error. No message can end the client."""
-    try:
-        with blamed("This message cannot be answered"):
-            return Message(_answered(device, message, limit, note), reply_to=message)
-    except CoterieError as error:
-        return refusal(message, str(error))
-
-
-def _answered(device: Device, message: Message, limit: int, note: Note) -> RecordDict:
-    action = message.metadata.message_type.partition(".")[2]
-    if action in (HELLO, GOODBYE):
-        return content_of(to_text(device.hello))
-    text, payload = opened(message.content)
-    if action == TOLD:
-        note(f"the server says: {text[:_LONGEST_TOLD]}")
-        return content_of("")
-    returned = device.perform(text, payload, limit=limit)
-    return content_of(returned.text, returned.payload)
-
-
-def refusal(message: Message, reason: str) -> Message:
-    """The reply that says why there is none."""
-    return Message(Error(code=_REFUSED, reason=reason), reply_to=message)
+_MOST_IN_ONE = 64
+"""Clients of a gateway in one message: a gateway answers a message when all of them are done."""
+_BYTES_IN_ONE = 1 << 26
 
 
 @dataclass(frozen=True)
-class _Node:
-    id: int
-    hello: Hello
+class _Post:
+    """A message on its way: to which node, for which of its clients, and until when an answer is waited for."""
+
+    node: int
+    gateway: bool
+    names: tuple[ClientId, ...]
+    until: float
 
 
 class FlowerTransport:
@@ -99,25 +52,20 @@ class FlowerTransport:
         grid: Grid,
         *,
         seconds: float,
-        names: Mapping[int, ClientId] | None = None,
+        names: Names | None = None,
         note: Note = silent,
         alive: Callable[[], None] = lambda: None,
         limit: int = wire.DEFAULT_LIMIT,
     ) -> None:
-        self._grid, self._seconds, self._names, self._note, self._alive = grid, seconds, names, note, alive
+        self._grid, self._seconds, self._alive, self._limit = grid, seconds, alive, limit
         self._inbox = Inbox(grid, limit)
-        self._greeted: dict[str, tuple[int, float]] = {}
-        self._known: dict[int, Hello] = {}
-        self._refused: set[int] = set()
-        self._clients: dict[ClientId, _Node] = {}
-        self._quiet: set[int] = set()
-        self._displaced: dict[int, ClientId] = {}
-        self._turned_away = 0
+        self._directory = Directory(grid, self._inbox, names, note)
+        self._overdue: dict[str, _Post] = {}
 
     def look(self) -> Mapping[ClientId, Hello]:
         """Who is there: nodes that Flower sees, that have introduced themselves and that answered when last asked."""
         with self._link_there():
-            return self._looked()
+            return self._directory.look()
 
     @contextmanager
     def _link_there(self) -> Iterator[None]:
@@ -129,160 +77,163 @@ class FlowerTransport:
             self._alive()
             raise Unfinished(f"The SuperLink does not answer any more ({error}).") from error
 
-    def _looked(self) -> Mapping[ClientId, Hello]:
-        nodes = set(self._grid.get_node_ids())
-        self._forget_all_but(nodes)
-        waiting = {node for node, _ in self._greeted.values()}
-        # one whose name was taken by another is greeted again when the other is gone
-        free = {node for node, name in self._displaced.items() if name not in self._clients}
-        unsure = {n for n in nodes if n not in self._known} | self._quiet | free
-        strangers = sorted(unsure - waiting - self._refused)
-        if strangers:
-            pushed = self._push([(node, f"query.{HELLO}", content_of("")) for node in strangers], "", _HELLO_LIFE)
-            self._greeted.update({message: (node, time.monotonic()) for node, message in pushed.items()})
-        self._hear(nodes)
-        return {name: node.hello for name, node in self._clients.items() if node.id not in self._quiet}
-
-    def _forget_all_but(self, nodes: set[int]) -> None:
-        """What is known of nodes that are gone is not kept: their number has no bound, and they are greeted again."""
-        self._clients = {name: node for name, node in self._clients.items() if node.id in nodes}
-        self._known = {node: hello for node, hello in self._known.items() if node in nodes}
-        self._displaced = {node: name for node, name in self._displaced.items() if node in nodes}
-        self._quiet &= nodes
-        self._refused &= nodes
-
-    def _hear(self, nodes: set[int]) -> None:
-        """Take the introductions that have come; wait a moment for those of nodes that are new."""
-        while self._greeted:
-            for greeting, message in list(self._inbox.pull(self._greeted)):
-                node, _ = self._greeted.pop(greeting)
-                self._meet(node, message)
-            self._greeted = {m: (node, when) for m, (node, when) in self._greeted.items() if node in nodes}
-            fresh = [when for _, when in self._greeted.values() if time.monotonic() - when < _HELLO_SECONDS]
-            if not fresh:
-                return
-            pause(_POLL_SECONDS)
-
-    def _meet(self, node: int, message: Message | Failure) -> None:
-        try:
-            if isinstance(message, Failure):
-                raise wire.WireError(message.reason)
-            if message.has_error() and message.error.code != _REFUSED:
-                return  # Flower's own error: the node has gone away; it is greeted again if it comes back
-            if message.has_error():
-                raise wire.WireError(message.error.reason or "no reason given")
-            with blamed("its introduction cannot be read"):
-                hello = checked(Hello, opened(message.content)[0])
-            proper = hello.name if self._names is None else self._names.get(node)
-            if proper != hello.name:
-                raise wire.WireError(f"it calls itself {hello.name!r}, but its key is that of {proper!r}")
-        except CoterieError as error:
-            self._refused.add(node)
-            self._turned_away += 1
-            if self._turned_away <= _MOST_TURNED_AWAY:
-                rest = "; more are not listed" if self._turned_away == _MOST_TURNED_AWAY else ""
-                self._note(f"turned away a client (Flower's node {node}): {error}{rest}")
-            self._say(node, f"you were turned away: {error}")
-            return
-        before = self._clients.get(hello.name)
-        self._known[node] = hello
-        self._quiet.discard(node)
-        self._clients[hello.name] = _Node(node, hello)
-        if before is not None and before.id != node:
-            self._replace(before.id, node, hello.name)
-        elif self._displaced.pop(node, None) is not None:
-            self._note(f"the other client that called itself {hello.name} is gone; the one that was there is asked")
-            self._say(node, "the other client of your name is gone; you are asked again")
-
-    def _replace(self, before: int, node: int, name: ClientId) -> None:
-        """A client has come back before Flower misses it; or, where there are no keys, there are two of that name."""
-        self._displaced[before] = name
-        self._displaced.pop(node, None)
-        self._note(f"{name} has come back, or a second client has its name; the latest is asked")
-        self._say(before, f"another client calls itself {name}, and is asked instead of you; give each its own --name")
-        self._say(node, f"there was a client {name} already; if that is another one, give each its own --name")
-
     def tell(self, client: ClientId, text: str) -> None:
         """Say something to a client's user; nothing depends on its arrival."""
-        if client in self._clients:
-            self._say(self._clients[client].id, text)
-
-    def _say(self, node: int, text: str) -> None:
-        with suppress(httpx.HTTPError):
-            self._push([(node, f"query.{TOLD}", content_of(text[:_LONGEST_TOLD]))], "", _TOLD_LIFE)
+        self._directory.tell(client, text)
 
     def deliver(
-        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
-    ) -> dict[ClientId, Returned | Failure]:
-        """One message to each client, and what they answer within the time that is allowed."""
-        with self._link_there():
-            return self._delivered(purpose, order, payloads)
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes], *, enough: int = 0, likely: int = 0
+    ) -> Answers:
+        """One message to each client, and what they answer within the time that is allowed.
 
-    def _delivered(
-        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
-    ) -> dict[ClientId, Returned | Failure]:
+        Those who have not answered when `enough` others have, or have failed to (0: all), are late; see `overdue`.
+        `likely` is how many bytes an answer probably has.
+        """
+        with self._link_there():
+            pending, answers = self._sent(purpose, order, payloads, likely)
+            return self._awaited(pending, answers, enough or len(payloads))
+
+    def _sent(
+        self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes], likely: int
+    ) -> tuple[dict[str, _Post], Answers]:
         kind = f"{'train' if purpose == 'train' else 'query'}.{order.action}"
-        text = to_text(order)
-        there = {name: self._clients[name].id for name in payloads if name in self._clients}
-        answers: dict[ClientId, Returned | Failure] = {
-            name: Failure("lost", "it has left") for name in payloads if name not in there
-        }
-        posts = [(node, kind, content_of(text, payloads[name])) for name, node in there.items()]
-        pushed = self._push(posts, str(order.round + 1), self._seconds)
-        names = {node: name for name, node in there.items()}
-        pending = {message: names[node] for node, message in pushed.items()}
+        text, there = to_text(order), self._directory.clients
+        answers: Answers = {name: Failure("lost", "it has left") for name in payloads if name not in there}
+        posts: list[tuple[_Post, RecordDict]] = []
+        hosted: dict[int, list[ClientId]] = {}
+        until = time.monotonic() + self._seconds
+        for name in payloads:
+            if name in answers:
+                continue
+            if there[name].gateway:
+                hosted.setdefault(there[name].node, []).append(name)
+            else:
+                posts.append((_Post(there[name].node, False, (name,), until), content_of(text, payloads[name])))
+        for node, names in hosted.items():
+            for some in _shared_out(names, max(likely, *(len(payloads[name]) for name in names)), self._limit):
+                parts = bundled({name: Letter(payload=payloads[name]) for name in some})
+                posts.append((_Post(node, True, tuple(some), until), content_of(text, parts)))
+        sent = [(post.node, kind, content) for post, content in posts]
+        pushed = self._directory.push(sent, str(order.round + 1), self._seconds) if sent else []
+        pending: dict[str, _Post] = {}
+        for message, (post, _) in zip(pushed, posts, strict=True):
+            if message:
+                pending[message] = post
+            else:
+                answers |= dict.fromkeys(post.names, Failure("lost", "it cannot be sent anything"))
+        return pending, answers
+
+    def _awaited(self, pending: dict[str, _Post], answers: Answers, enough: int) -> Answers:
         began = looked = time.monotonic()
-        rest = _POLL_SECONDS
+        rest, come, closed = POLL_SECONDS, 0, False
+        may_be_late = len(answers) + _clients_of(pending) - enough
         while pending and time.monotonic() - began < self._seconds:
-            arrived = list(self._inbox.pull(pending))
-            for order_id, message in arrived:
-                # the sender of an error is the SuperLink itself: only what it replies to tells whose it is
-                answers[pending.pop(order_id)] = self._read(message)
-            if not pending:
+            arrived = self._arrived(pending)
+            come += sum(isinstance(answer, Returned) for answer in arrived.values())
+            answers |= arrived
+            closed = come > 0 and _clients_of(pending) <= may_be_late
+            if closed or not pending:
                 break
-            rest = _POLL_SECONDS if arrived else min(rest * 1.5, _LONGEST_POLL_SECONDS)
+            rest = POLL_SECONDS if arrived else min(rest * 1.5, _LONGEST_POLL_SECONDS)
             pause(rest)
             if time.monotonic() - looked > _PRESENCE_SECONDS:
                 looked = time.monotonic()
                 self._alive()
-                nodes = set(self._grid.get_node_ids())
-                for message_id, name in list(pending.items()):
-                    if there[name] not in nodes:
-                        del pending[message_id]
-                        answers[name] = Failure("lost", "it left during the round")
-        self._inbox.forget(pending)
-        for name in pending.values():
-            answers[name] = Failure("late", f"it did not answer within {self._seconds:g} s")
-            self._quiet.add(there[name])  # it has to say hello again before it is asked again
+                answers |= self._gone(pending)
+        if closed:
+            self._overdue |= pending
+            late = Failure("late", f"the round was closed when {come} others had answered")
+            return answers | {name: late for post in pending.values() for name in post.names}
+        return answers | self._given_up(pending)
+
+    def _arrived(self, pending: dict[str, _Post]) -> Answers:
+        """Answers that have come; they are not pending any more."""
+        answers: Answers = {}
+        for order_id, message in list(self._inbox.pull(pending)):
+            # the sender of an error is the SuperLink itself: only what it replies to tells whose it is
+            answers |= self._read(pending.pop(order_id), message)
         return answers
 
-    def _read(self, message: Message | Failure) -> Returned | Failure:
-        if isinstance(message, Failure):
-            return message
-        if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
-            return Failure("lost", "it gives no sign of life any more")
-        if message.has_error():
-            reason = message.error.reason or f"Flower's error {message.error.code}"
-            return Failure("crashed", reason[:_LONGEST_TOLD])
-        try:
-            with blamed("its reply cannot be read"):
-                return Returned.of(*opened(message.content))
-        except wire.WireError as error:
-            return Failure("wrong shape", str(error))
+    def _gone(self, pending: dict[str, _Post]) -> Answers:
+        """Those whose nodes have left."""
+        nodes = set(self._grid.get_node_ids())
+        left = [message for message, post in pending.items() if post.node not in nodes]
+        self._inbox.forget(left)
+        names = [name for message in left for name in pending.pop(message).names]
+        return dict.fromkeys(names, Failure("lost", "it left during the round"))
 
-    def _push(self, posts: list[tuple[int, str, RecordDict]], group: str, life: float) -> dict[int, str]:
-        messages = [Message(content, node, kind, ttl=life, group_id=group) for node, kind, content in posts]
-        pushed: list[Any] = list(self._grid.push_messages(messages))
-        return {post[0]: message for post, message in zip(posts, pushed, strict=True) if message}
+    def _given_up(self, pending: Mapping[str, _Post]) -> Answers:
+        """Those that are not waited for any longer: each has to say hello again before it is asked again."""
+        self._inbox.forget(pending)
+        self._directory.quiet |= {post.node for post in pending.values()}
+        slow = Failure("late", f"it did not answer within {self._seconds:g} s")
+        return {name: slow for post in pending.values() for name in post.names}
+
+    def overdue(self) -> tuple[Answers, frozenset[ClientId]]:
+        """What has come since from those who were late, and who of them is still at work."""
+        with self._link_there():
+            answers = self._arrived(self._overdue) if self._overdue else {}
+            if self._overdue:
+                answers |= self._gone(self._overdue)
+            now = time.monotonic()
+            over = {message: post for message, post in self._overdue.items() if post.until < now}
+            for message in over:
+                del self._overdue[message]
+            answers |= self._given_up(over)
+        return answers, frozenset(name for post in self._overdue.values() for name in post.names)
+
+    def _read(self, post: _Post, message: Message | Failure) -> Answers:
+        """What the clients that a message was for have answered."""
+        answer = message if isinstance(message, Failure) else _opened(message)
+        if isinstance(answer, Failure) or not post.gateway:
+            return dict.fromkeys(post.names, answer)
+        try:
+            with blamed("the reply of its gateway cannot be read"):
+                letters = unbundled(answer.payload, self._limit)
+        except wire.WireError as error:
+            return dict.fromkeys(post.names, Failure("wrong shape", str(error)))
+        missing = Letter("its gateway has sent no answer of it")
+        return {name: _returned(letters.get(name, missing)) for name in post.names}
 
     def farewell(self) -> None:
         """Tell the clients that the run is over, and wait a moment until they have received it."""
-        there = [(node.id, f"query.{GOODBYE}", content_of("")) for node in self._clients.values()]
-        pending = set(self._push(there, "", _HELLO_SECONDS).values())
-        until = time.monotonic() + _HELLO_SECONDS
+        nodes = dict.fromkeys(place.node for place in self._directory.clients.values())
+        there = [(node, f"query.{GOODBYE}", content_of("")) for node in nodes]
+        pending = {name for name in self._directory.push(there, "", HELLO_SECONDS) if name} if there else set()
+        until = time.monotonic() + HELLO_SECONDS
         while pending and time.monotonic() < until:
             pending -= {goodbye for goodbye, _ in self._inbox.pull(pending)}
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """The caller that opened the grid closes it."""
+
+
+def _clients_of(pending: Mapping[str, _Post]) -> int:
+    return sum(len(post.names) for post in pending.values())
+
+
+def _shared_out(names: Sequence[ClientId], size: int, limit: int) -> Iterator[Sequence[ClientId]]:
+    """The clients of a gateway in messages whose answers are of a useful length, and within the limit."""
+    most = max(1, min(_MOST_IN_ONE, min(_BYTES_IN_ONE, limit) // max(size, 1)))
+    for start in range(0, len(names), most):
+        yield names[start : start + most]
+
+
+def _opened(message: Message) -> Returned | Failure:
+    if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE:
+        return Failure("lost", "it gives no sign of life any more")
+    if message.has_error():
+        reason = message.error.reason or f"Flower's error {message.error.code}"
+        return Failure("crashed", reason[:LONGEST_TOLD])
+    try:
+        with blamed("its reply cannot be read"):
+            return Returned.of(*opened(message.content))
+    except wire.WireError as error:
+        return Failure("wrong shape", str(error))
+
+
+def _returned(letter: Letter) -> Returned | Failure:
+    if letter.payload is None:
+        return Failure("crashed", letter.text or "no reason given")
+    return Returned.of(letter.text, letter.payload)

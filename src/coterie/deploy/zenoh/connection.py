@@ -23,8 +23,9 @@ from coterie.core.interrupts import pause
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import LATEST, LONGEST_TEXT, blamed, checked, whole_number
+from coterie.deploy.hello import Hello
 from coterie.deploy.presence import Presence
-from coterie.deploy.protocol import Hello, to_text
+from coterie.deploy.protocol import to_text
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.signing import Impostor
 

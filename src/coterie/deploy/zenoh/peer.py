@@ -37,9 +37,11 @@ from coterie.core.states import (
     spread,
 )
 from coterie.core.task import Task
+from coterie.data.describe import mean_floor
 from coterie.deploy.boundary import blamed
 from coterie.deploy.zenoh.connection import PeerConnection
-from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod
+from coterie.methods.base import A, Log, Models, RoundMethod
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.base import (
     Answers,
     PeerMethod,
@@ -248,6 +250,10 @@ class PeerFederation(Engine):
     def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
         """This peer, always."""
         return super().sample(1.0, among)
+
+    def floor(self, ids: Sequence[ClientId]) -> float | None:
+        """What this peer has without any learning."""
+        return mean_floor(self.data, self.task, ids)
 
     def answer(self, question: Question[R]) -> Replies[R]:
         """A peer asks others for models, never to work."""

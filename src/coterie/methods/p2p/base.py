@@ -26,8 +26,9 @@ from coterie.core.rng import rng
 from coterie.core.rows import RowMath
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, concat
+from coterie.core.task import Task
 from coterie.core.training import local_sgd
-from coterie.methods.base import LocalTraining
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.topology import NO_PEER, Keys, Topology, draw, peer_key
 
 N = TypeVar("N")
@@ -44,11 +45,20 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class Sketched:
+    """What peers send to those who do not want their model yet: its sketch, and hearsay as in `Answers`."""
+
+    sketch: Tensor
+    heard: Tensor
+
+
+@dataclass(frozen=True)
 class Inbox:
     """What arrived at each of C peers: row `index` of the pool of distinct answers came from peer `keys`.
 
     `index` is -1 where no peer answered. `own` is the peer's own answer, what it would send itself. `known` is how many
-    others the peer knows.
+    others the peer knows. Where sketches are asked for before models, they are in `sketches` [answers, K, length], and
+    `stride` is how far the peer's own local training has gone, [C].
     """
 
     pool: Answers
@@ -56,6 +66,8 @@ class Inbox:
     keys: Tensor
     index: Tensor
     known: Tensor
+    sketches: Tensor | None = None
+    stride: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -102,15 +114,18 @@ class PeerView:
 @dataclass(frozen=True)
 class Request:
     """What peers ask for in a round: the answers of those in `keys` [C, m], and whether these tell also where
-    the local training began, `starts` [C]."""
+    the local training began, `starts` [C]. Peers that look first, `looks` [C], ask for sketches, and then for the
+    models that they select."""
 
     keys: Tensor
     starts: Tensor
+    looks: Tensor
 
     @classmethod
     def models(cls, keys: Tensor) -> Request:
         """Trained models alone."""
-        return cls(keys, torch.zeros(len(keys), dtype=torch.bool))
+        nobody = torch.zeros(len(keys), dtype=torch.bool)
+        return cls(keys, nobody, nobody)
 
 
 @dataclass(frozen=True)
@@ -159,6 +174,19 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         """Whether `measure` looks at the peer's own data; if not, it looks at the answers alone."""
         return True
 
+    def sketch(self, task: Task, seed: int, ends: Stack, begins: Stack) -> Tensor | None:
+        """What is told of models before they are asked for, whole numbers [C, K, length]; None: nothing is."""
+        return None
+
+    @property
+    def watches_strides(self) -> bool:
+        """Whether `select` looks at how far the peer's own training has gone."""
+        return False
+
+    def begins_anew(self, node: N) -> Tensor | None:
+        """Which peers go back to the common initial model after `select`, [C]; None: none."""
+        return None
+
     @abstractmethod
     def select(self, c: Cohort, node: N, inbox: Inbox, similarity: Tensor) -> tuple[N, Tensor]:
         """The nodes after the round, and which answers each peer aggregates [C, m]."""
@@ -178,6 +206,16 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         """
         new, chosen = self.select(c, node, inbox, self.measure(c, node, inbox))
         return aggregate(inbox, chosen, c.task.row_math, self.aggregate), new, chosen
+
+    def restarted(self, models: Stack, node: N, origin: State) -> Stack:
+        """The models, with the common initial one where a peer begins anew."""
+        anew = self.begins_anew(node)
+        if anew is None or not bool(anew.any()):
+            return models
+        return {
+            name: torch.where(anew.view(-1, *[1] * (tensor.dim() - 1)), origin[name], tensor)
+            for name, tensor in models.items()
+        }
 
     def unpack_node(self, parts: Mapping[str, Tensor]) -> N:
         """The inverse of `pack_node`."""

@@ -63,7 +63,8 @@ def below(a: Tensor, b: Tensor) -> Tensor:
 
 def _widened(tensor: Tensor, width: int) -> Tensor:
     fill = NO_PEER if tensor.dtype == torch.int64 else 0
-    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=fill)
+    ahead = [0] * 2 * (tensor.dim() - 2)  # `pad` counts from the last axis
+    return torch.nn.functional.pad(tensor, (*ahead, 0, width - tensor.shape[1]), value=fill)
 
 
 def put(old: Tensor, rows: Tensor, new: Tensor) -> Tensor:

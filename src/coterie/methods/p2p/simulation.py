@@ -33,17 +33,19 @@ from coterie.core.states import (
     spread,
     take,
 )
-from coterie.methods.base import A, LocalTraining, Log, Models, RoundMethod, ServerMethod
+from coterie.methods.base import A, Log, Models, RoundMethod, ServerMethod
 from coterie.methods.how_many import in_rounds
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.base import (
     Inbox,
     PeerMethod,
     PeerView,
+    Request,
     aggregate,
     pack_node,
 )
 from coterie.methods.p2p.communities import communities
-from coterie.methods.p2p.exchange import Earlier, fetch
+from coterie.methods.p2p.exchange import Earlier, fetch, fetch_chosen
 from coterie.methods.p2p.neighbourhood import found, panels_of
 from coterie.methods.p2p.network_state import (
     LARGEST_PICTURE,
@@ -190,17 +192,15 @@ class Simulated(RoundMethod[Network], Generic[N]):
         own = self.method.unpack_node(node)
         request = self.method.choose(own, view)
         idle = sorted(set(() if earlier is None else earlier.ids) - {*trained.ids, *trained.failed})
-        inbox = fetch(
-            state, fed, view, request, trained.value.models, idle=idle, earlier=earlier, hearsay=self.method.hearsay
-        )
+        inbox = fetch(state, fed, view, request, trained.value.models, method=self.method, idle=idle, earlier=earlier)
         similarity = None
         if not self.method.measures_data:  # then all peers are measured at once, and every model is read once
             similarity = self.method.measure(Cohort(view.ids, fed.task, (), fed.round, fed.seed), own, inbox)
         sent = Meeting(inbox, node, similarity)
-        met = fed.ask(self.meet, trained.ids, each=sent, common=("inbox/pool",), counted=False)
+        met = fed.ask(self.meet, trained.ids, each=sent, common=("inbox/pool", "inbox/sketches"), counted=False)
         if met.value is None:
             return state, {"awake": 0}
-        return self._concluded(state, fed, view, inbox, met)
+        return self._concluded(state, fed, view, request, inbox, met)
 
     def _sent_before(self, fed: Federation, there: Sequence[ClientId]) -> Earlier:
         """What the peers would have sent in the last round they trained in; those that never have are left out."""
@@ -228,7 +228,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         return PeerView(trained.ids, fed.round, fed.seed, everyone, known, allies)
 
     def _concluded(
-        self, state: Network, fed: Federation, view: PeerView, inbox: Inbox, met: Replies[Met]
+        self, state: Network, fed: PeerNetwork, view: PeerView, request: Request, inbox: Inbox, met: Replies[Met]
     ) -> tuple[Network, Log]:
         """The network after the round, and what there is to tell about it."""
         assert met.value is not None
@@ -236,17 +236,21 @@ class Simulated(RoundMethod[Network], Generic[N]):
         position = {client: index for index, client in enumerate(view.ids)}
         answered = torch.tensor([position[client] for client in met.ids])
         node = {name: trimmed(put(state.node[name], rows, met.value.node[name])) for name in state.node}
+        wanted = torch.zeros_like(inbox.mask)
+        wanted[answered] = met.value.chosen
+        chosen = fetch_chosen(fed, view, request, inbox, wanted)
         mine = replace(inbox, own=inbox.own[answered], index=inbox.index[answered])
-        models = aggregate(mine, met.value.chosen, fed.task.row_math, self.method.aggregate)
+        models = aggregate(mine, chosen[answered], fed.task.row_math, self.method.aggregate)
+        models = self.method.restarted(models, self.method.unpack_node(met.value.node), state.origin)
         received = state.received.clone()
-        received[rows] += inbox.mask[answered].sum(1)
+        received[rows] += torch.where(request.looks[:, None], chosen, inbox.mask)[answered].sum(1)
         changed = replace(
             state,
             model={name: replaced(state.model[name], rows, tensor) for name, tensor in models.items()},
             node=node,
             known=learnt(state, rows, inbox, answered),
             received=received,
-            aggregated=counted(state, rows, inbox.keys[answered], met.value.chosen),
+            aggregated=counted(state, rows, inbox.keys[answered], chosen[answered]),
         )
         neighbours = self.method.neighbours(self.method.unpack_node(node))
         moment = found(fed, changed.ids, neighbours, float(received.double().mean()))

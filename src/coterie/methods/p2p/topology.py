@@ -56,6 +56,11 @@ def draw(generator: np.random.Generator, among: Keys, number: int, without: Keys
     return np.array([key for key in drawn.tolist() if key not in barred][:number], dtype=np.int64)
 
 
+def told_about(seed: int, round: int, client: ClientId, known: Keys, number: int) -> Tensor:
+    """Hearsay: whom a peer tells others about in a round, [1, number]."""
+    return as_rows([draw(rng(seed, "hearsay", round, client), known, number)], number)
+
+
 def acquaintances(
     topology: Topology, ids: Sequence[ClientId], *, seed: int, degree: int, bridges: int
 ) -> dict[ClientId, Keys] | None:

@@ -33,7 +33,13 @@ def matched(old: Keys, asked: Keys, same: Keys) -> Keys:
 
 
 def same_group(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> Bools:
-    """Which similarities y [C, m] belong to the component with the larger mean, row by row.
+    """`fitted` without what it says of the components."""
+    return fitted(y, valid, known, rules)[0]
+
+
+def fitted(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> tuple[Bools, Bools]:
+    """Which similarities y [C, m] belong to the component with the larger mean, row by row; and in which rows there are
+    two components (that are as far apart as the guard wants), [C].
 
     `valid` says which entries count, `known` which of them are of present neighbours. Degenerate rows: without
     candidates, or if "same" empties, the known ones stay; if "other" empties, or all similarities are equal, all are
@@ -57,13 +63,13 @@ def same_group(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> B
     both = has_same & has_other
     swapped = both & (means[1] > means[0])
     same = np.where(swapped[:, None], valid & ~same, same)
+    close = np.abs(means[0] - means[1]) <= rules.guard * (sigmas[0] + sigmas[1])
     if rules.guard > 0:
-        close = np.abs(means[0] - means[1]) <= rules.guard * (sigmas[0] + sigmas[1])
         same = np.where((both & close)[:, None], known, same)
     same = np.where((~has_same)[:, None], known, same)
     same = np.where(_any(valid & ~known)[:, None], same, known)
     equal = (spread <= 0) & _any(known)
-    return np.where(equal[:, None], valid, same) & valid
+    return np.where(equal[:, None], valid, same) & valid, both & ~close
 
 
 def _any(part: Bools) -> Bools:

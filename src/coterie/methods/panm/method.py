@@ -3,7 +3,7 @@ Federated Learning with Adaptive Neighbor Matching").
 
 The paper's symbols: N_i the neighbours of peer i (`node.neighbours`), C_i its l candidates and S_i its l neighbours
 that are compared (`choose`), H_i those that are found alike (`matching.same_group`), k the neighbours that are
-averaged. What is ours is in `ours`, and among the settings in `settings.Settings`.
+averaged. What is ours is in `ours`, `looks` and `additions`, and among the settings in `settings.Settings`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from coterie.core.cohort import Cohort
 from coterie.methods.p2p.base import Inbox, PeerView, Request, best, only, renewed
 from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, draw, members
-from coterie.methods.panm.matching import confident, matched, same_group
-from coterie.methods.panm.settings import Matching, Settings
+from coterie.methods.panm.additions import Additions
+from coterie.methods.panm.looks import by_sketch
+from coterie.methods.panm.matching import confident, matched
+from coterie.methods.panm.settings import Matching
 from coterie.methods.panm.similarity import by_direction
 
 Stage = Literal["initialise", "match", "gossip"]
 
 
 @dataclass(frozen=True)
-class PANM(Settings):
+class PANM(Additions):
     """Algorithm 1. Stage one, t1 rounds: the k most similar of l random peers and the last neighbours (confident
     neighbour initialisation, eq. 8). Stage two: gossip with k of the neighbours; every tau rounds the list is matched
     again by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
@@ -44,34 +46,36 @@ class PANM(Settings):
 
     def start(self, c: Cohort) -> Matching:
         """No neighbours yet: N_i is empty."""
-        none = torch.empty(len(c), 0, dtype=torch.int64)
-        return Matching(none, torch.zeros(len(c), dtype=torch.int64), none, none.double())
+        return self.blank(len(c))
 
     def _measuring(self, node: Matching, keys: Tensor) -> Tensor:
         """Who measures similarities this round, [C]: in stage one, when matching, and when a stranger is asked."""
         stranger = (keys != NO_PEER) & ~_listed(keys, node.neighbours)
-        return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0)
+        return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0) | self.many_silent(node)
 
     def choose(self, node: Matching, view: PeerView) -> Request:
         """Stage one: N and l others. Matching: l of N and l others. Gossip: k of N."""
         wanted = []
+        silent = self.many_silent(node).tolist()
         for peer, age in enumerate(node.age.tolist()):
             near = view.sees(peer, members(node.neighbours[peer]))
             stage = self.stage(age, near)
-            if stage == "gossip":
+            if stage == "gossip" and not silent[peer]:
                 wanted.append(view.draw(peer, self.k, among=near))
                 continue
-            others = self.l
-            if stage == "match":
-                known = near if len(near) <= self.l else view.draw(peer, self.l, among=near)
-                others += self.l - len(known) if self.fill else 0
+            others = most = self.asked(node, peer)
+            if stage != "initialise":
+                known = near if len(near) <= most else view.draw(peer, most, among=near)
+                others += self.l - len(known) if self.fill and len(known) < self.l else 0
             else:
                 known = near
             others_of = view.draw(peer, others, without=members(node.neighbours[peer]))
             wanted.append(np.concatenate([np.sort(known), others_of]))
         keys = as_rows(wanted)
+        measuring = self._measuring(node, keys)
         # the change of a model is needed wherever its direction is measured
-        return Request(keys, self._measuring(node, keys) & (self.metric == "grad" and self.alpha > 0))
+        whole = self.metric == "grad" and self.alpha > 0 and not self.sketches
+        return Request(keys, measuring & whole, measuring & self.sketches)
 
     def stage(self, age: int, near: Sequence[int] | Keys) -> Stage:
         """What a peer does in its round number `age` (from 0); one without neighbours in reach looks for new ones."""
@@ -88,37 +92,43 @@ class PANM(Settings):
         """Equations 3 and 6, where others than neighbours were asked."""
         asked = only(inbox, self._measuring(node, inbox.keys))
         if self.metric == "loss":
-            return by_loss(c, asked, self.loss_score)
-        return by_direction(c, asked, self.alpha, self.compared(node, _listed(inbox.keys, node.neighbours)))
+            return by_loss(c, asked, self.loss_score, self.judged(c))
+        seen = self.seen(node, asked)
+        known = self.compared(node, _listed(seen.keys, node.neighbours))
+        if inbox.sketches is None or not self.sketches:
+            return by_direction(c, asked, self.alpha, known)
+        return by_sketch(inbox.sketches[inbox.own], seen, self.alpha, known)
 
     def select(self, c: Cohort, node: Matching, inbox: Inbox, similarity: Tensor) -> tuple[Matching, Tensor]:
         """Renew the list where similarities were measured, and say whom to aggregate."""
-        known = _listed(inbox.keys, node.neighbours)
         measuring = self._measuring(node, inbox.keys)
-        top = best(similarity, inbox.keys, inbox.mask, self.k)
-        initialise = measuring & ((node.age < self.t1) | ~known.any(1))
-        same = torch.from_numpy(same_group(similarity.numpy(), inbox.mask.numpy(), known.numpy(), self.rules))
-        lists, chosen = [], torch.zeros_like(inbox.mask)
+        seen = self.seen(node, only(inbox, measuring))
+        known = _listed(seen.keys, node.neighbours)
+        top = best(similarity, seen.keys, seen.valid, self.k)
+        same, early = self.alike(similarity, seen, known, top)
+        initialise = measuring & ((node.age < self.t1) | ~known.any(1)) & ~early
+        nearest = best(similarity, seen.keys, seen.came, self.k)
+        lists, chosen = [], torch.zeros_like(seen.valid)
+        chosen[:, : inbox.mask.shape[1]] = inbox.mask
         for peer in range(len(c)):
-            old, keys, came = members(node.neighbours[peer]), inbox.keys[peer].numpy(), inbox.mask[peer].numpy()
+            old, keys = members(node.neighbours[peer]), seen.keys[peer].numpy()
             if bool(initialise[peer]):
                 lists.append(confident(old, keys[top[peer].numpy()], self.k))
-                chosen[peer] = top[peer]
+                chosen[peer] = nearest[peer]
             elif bool(measuring[peer]):
-                near = known[peer].numpy() & came
-                like = (same[peer].numpy() if same[peer].any() else near) & came
-                lists.append(matched(old, keys[near], keys[like]))
-                chosen[peer] = self._partners(c, peer, keys, like)
+                lists.append(matched(old, keys[(known & seen.valid)[peer].numpy()], keys[same[peer].numpy()]))
+                chosen[peer] = self._partners(c, peer, keys, (same & seen.came)[peer].numpy())
             else:
                 lists.append(old)
-                chosen[peer] = inbox.mask[peer]
-        room = max(node.neighbours.shape[1], self.k) + inbox.keys.shape[1]
-        return Matching(
+        room = max(node.neighbours.shape[1], self.k) + seen.keys.shape[1]
+        after = Matching(
             neighbours=as_rows(lists, room),
             age=node.age + 1,
-            scored=renewed(measuring[:, None], torch.where(inbox.mask, inbox.keys, NO_PEER), node.scored),
+            scored=renewed(measuring[:, None], torch.where(seen.valid, seen.keys, NO_PEER), node.scored),
             similarity=renewed(measuring[:, None], similarity, node.similarity),
-        ), chosen
+            **self.kept(node, inbox, seen, measuring),
+        )
+        return self.forgetting(node, after, inbox, chosen[:, : inbox.mask.shape[1]])
 
     def _partners(self, c: Cohort, peer: int, keys: Keys, fine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tensor:
         """k of the matched peers, whose models are at hand."""

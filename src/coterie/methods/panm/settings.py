@@ -6,21 +6,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from coterie.methods.p2p.base import PeerMethod
 from coterie.methods.p2p.similarity import LossScore
 from coterie.methods.panm.ours import Rules
 
+_STRIDES = 5  # rounds
+
 
 @dataclass(frozen=True)
 class Matching:
-    """A peer's neighbours N_i [C, w], its rounds so far [C], and whom it measured last with what result [C, m]."""
+    """A peer's neighbours N_i [C, w], its rounds so far [C], and whom it measured last with what result [C, m].
+
+    Ours: the peers it met last [C, w] with their sketches [C, room, 2, length], how far it went in its last trainings
+    [C, 5], and the share of those asked that answer [C].
+    """
 
     neighbours: Tensor
     age: Tensor
     scored: Tensor
     similarity: Tensor
+    met: Tensor
+    looks: Tensor
+    strides: Tensor
+    rate: Tensor
+
+    @classmethod
+    def first(cls, peers: int, room: int, length: int) -> Matching:
+        """Before the first round."""
+        none = torch.empty(peers, 0, dtype=torch.int64)
+        return cls(
+            neighbours=none,
+            age=torch.zeros(peers, dtype=torch.int64),
+            scored=none,
+            similarity=none.double(),
+            met=none,
+            looks=torch.zeros(peers, room, 2, length, dtype=torch.int8),
+            strides=torch.zeros(peers, _STRIDES, dtype=torch.float64),
+            rate=torch.ones(peers, dtype=torch.float64),
+        )
 
 
 @dataclass(frozen=True)
@@ -68,6 +94,24 @@ class Settings(PaperSettings):
         default=True, metadata={"help": "with fewer than l neighbours, match with more candidates: 2 l models in all"}
     )
 
+    sketch_length: int = field(
+        default=512,
+        metadata={"help": "numbers of each direction's sketch, by which neighbours are chosen; 0: by models (grad)"},
+    )
+    remember: int = field(default=40, metadata={"help": "peers whose sketches a peer remembers"})
+    forget: float = field(
+        default=3.0,
+        metadata={
+            "help": "a peer whose training goes so many times as far as in its last five rounds begins anew; 0: never"
+        },
+    )
+    judge: Literal["train", "valid", "half"] = field(
+        default="valid",
+        metadata={
+            "help": "data for loss: training, validation (training where there is none), or a half that is not trained on"
+        },
+    )
+
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
             "weigh": "fixed",
@@ -75,6 +119,9 @@ class Settings(PaperSettings):
             "monotone": False,
             "least_sigma": 0.0,
             "fill": False,
+            "sketch_length": 0,
+            "forget": 0.0,
+            "judge": "train",
             "aggregate": "mean",
         }
     }
@@ -86,6 +133,15 @@ class Settings(PaperSettings):
         self._require(0 <= self.alpha <= 1, "alpha", "lie in [0, 1]")
         self._require(self.guard >= 0, "guard", "be at least 0")
         self._require(0 <= self.least_sigma <= 1, "least_sigma", "lie in [0, 1]")
+
+        self._require(self.sketch_length >= 0, "sketch_length", "be at least 0")
+        self._require(self.remember >= 1, "remember", "be at least 1")
+        self._require(self.forget == 0 or self.forget > 1, "forget", "be above 1, or 0")
+
+    @property
+    def sketches(self) -> bool:
+        """Whether peers look at sketches before they ask for models; a loss needs the models."""
+        return self.sketch_length > 0 and self.metric == "grad"
 
     @property
     def rules(self) -> Rules:

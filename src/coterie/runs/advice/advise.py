@@ -72,7 +72,8 @@ def advise(
     samples = sum(len(held.client(client).train) for client in ids)
     rounds, settings = _length(samples, settings)
     if "lr" not in settings and is_own(population):
-        learnt = Task.of(model, held, task=given.task, loss=loss, dtype=given.torch_dtype)
+        minimised = given.loss if loss == "auto" else loss
+        learnt = Task.of(model, held, task=given.task, loss=minimised, metric=given.metric, dtype=given.torch_dtype)
         found_lr = found_rate(learnt, held, FedAvg(**_known_settings(FedAvg, settings)).opt, given.seed)
         note(found_lr.said)
         settings["lr"] = found_lr.rate

@@ -10,7 +10,8 @@ from flwr.clientapp import ClientApp
 from coterie.deploy.boundary import place
 from coterie.deploy.client import Device
 from coterie.deploy.consent import MOST_QUESTIONS, Consent, own_secret, refused_words
-from coterie.deploy.flower.transport import answer
+from coterie.deploy.flower.content import answer
+from coterie.runs.client_folder import keeping
 from coterie.runs.config import ScenarioConfig
 from coterie.runs.experiment import client_data
 
@@ -30,7 +31,7 @@ class DeviceApp(ClientApp):
         )
         how = ScenarioConfig(target_column=str(own["target-column"]) if "target-column" in own else None)
         data, model = client_data(Path(str(own["data"])), name, how=how), str(own.get("model", ""))
-        device = Device(name, data, memory, model, secret=own_secret(memory), consent=consent)
+        device = Device(name, data, memory, model, secret=own_secret(memory), consent=consent, at_end=keeping(memory))
         return answer(device, message)
 
 

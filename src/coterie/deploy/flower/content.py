@@ -1,0 +1,63 @@
+"""What a Flower message of ours holds, and what a client makes of one.
+
+No `Strategy`, no Flower model types: a message holds the text of an order and the bytes of `wire`.
+"""
+
+from __future__ import annotations
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from coterie.core import wire
+from coterie.core.errors import CoterieError
+from coterie.core.notes import Note, silent
+from coterie.deploy.boundary import blamed
+from coterie.deploy.gateway import Member
+from coterie.deploy.protocol import HELLO
+
+GOODBYE, TOLD = "goodbye", "told"
+LONGEST_TOLD = 1000
+REFUSED = 400  # our own error code: Flower's are below 100
+_RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
+
+
+def content_of(text: str, payload: bytes | None = None) -> RecordDict:
+    """A message's content: a text, and bytes as one opaque array (which Flower sends in pieces where it is long)."""
+    content = RecordDict({_RECORD: ConfigRecord({_TEXT: text})})
+    if payload is not None:
+        content[_BYTES] = ArrayRecord({_BYTES: Array("uint8", (len(payload),), _RECORD, payload)})
+    return content
+
+
+def opened(content: RecordDict) -> tuple[str, bytes]:
+    """The inverse of `content_of`; anything else is refused."""
+    record = content.config_records.get(_RECORD)
+    text = None if record is None else record.get(_TEXT)
+    arrays = content.array_records.get(_BYTES)
+    if not isinstance(text, str) or (arrays is not None and _BYTES not in arrays):
+        raise wire.WireError("This is not a message of coterie's.")
+    return text, b"" if arrays is None else arrays[_BYTES].data
+
+
+def answer(member: Member, message: Message, limit: int = wire.DEFAULT_LIMIT, note: Note = silent) -> Message:
+    """What a client replies to a message; a refusal is carried as Flower's error. No message can end the client."""
+    try:
+        with blamed("This message cannot be answered"):
+            return Message(_answered(member, message, limit, note), reply_to=message)
+    except CoterieError as error:
+        return refusal(message, str(error))
+
+
+def _answered(member: Member, message: Message, limit: int, note: Note) -> RecordDict:
+    action = message.metadata.message_type.partition(".")[2]
+    if action in (HELLO, GOODBYE):
+        return content_of(*member.introduce())
+    text, payload = opened(message.content)
+    if action == TOLD:
+        note(f"the server says: {text[:LONGEST_TOLD]}")
+        return content_of("")
+    return content_of(*member.answer(text, payload, limit))
+
+
+def refusal(message: Message, reason: str) -> Message:
+    """The reply that says why there is none."""
+    return Message(Error(code=REFUSED, reason=reason), reply_to=message)

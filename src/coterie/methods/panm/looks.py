@@ -1,0 +1,105 @@
+"""Ours, not in the paper: PANM by sketches. What a peer remembers of the sketches it was sent, and what it makes of them.
+
+A peer compares itself with all whom it remembers, so that those who sleep in this round are not forgotten. theta2 is
+taken from the centre of all ways it remembers: that is 1 for its like and below 0 for others, however long ago a
+sketch came, where the plain cosine grows with the rounds. theta1 is for those who answered now; to the others goes the
+mean of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.methods.p2p.base import Inbox
+from coterie.methods.p2p.sketch import centred, cosines
+from coterie.methods.p2p.topology import NO_PEER, as_rows, members
+from coterie.methods.panm.ours import discriminating
+
+UPDATE, WAY = 0, 1
+"""The two directions of a sketch: the last local update, and the way from the common initial model."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Whom peers compare themselves with: keys [C, w], which of them count, and which answered in this round."""
+
+    keys: Tensor
+    valid: Tensor
+    came: Tensor
+    sketches: Tensor | None = None
+
+
+def compared(inbox: Inbox) -> Compared:
+    """The paper: those who answered."""
+    return Compared(inbox.keys, inbox.mask, inbox.mask)
+
+
+def recalled(inbox: Inbox, met: Tensor, looks: Tensor) -> Compared:
+    """Those who answered, and behind them those who did not and are remembered."""
+    assert inbox.sketches is not None
+    place = torch.nn.functional.pad(met, (0, looks.shape[1] - met.shape[1]), value=NO_PEER)
+    again = ((place[:, :, None] == inbox.keys[:, None, :]) & inbox.mask[:, None, :]).any(2)
+    sleeping = (place != NO_PEER) & ~again
+    came = torch.cat([inbox.mask, torch.zeros_like(sleeping)], 1)
+    return Compared(
+        keys=torch.cat([inbox.keys, place], 1),
+        valid=torch.cat([inbox.mask, sleeping], 1),
+        came=came,
+        sketches=torch.cat([inbox.sketches[inbox.index.clamp_min(0)], looks], 1),
+    )
+
+
+def by_sketch(own: Tensor, seen: Compared, alpha: float, known: Tensor | None) -> Tensor:
+    """alpha theta1 + (1 - alpha) theta2 from sketches, [C, w]; 0 where there is none (see `similarity.directions`)."""
+    assert seen.sketches is not None
+    angles = torch.zeros(2, *seen.keys.shape, dtype=torch.float64)
+    for peer, (valid, came) in enumerate(zip(seen.valid, seen.came, strict=True)):
+        if not bool(valid.any()):
+            continue
+        theirs = torch.cat([own[peer : peer + 1], seen.sketches[peer][valid]]).numpy()
+        angles[WAY, peer, valid] = torch.from_numpy(centred(cosines(theirs[:, WAY]))[0, 1:])
+        now = torch.from_numpy(cosines(theirs[:, UPDATE])[0, 1:])
+        fresh = came[valid]
+        angles[UPDATE, peer, valid] = torch.where(fresh, now, now[fresh].mean() if bool(fresh.any()) else 0.0)
+    weight = alpha if known is None else discriminating(*angles, seen.valid, known, alpha)[:, None]
+    return weight * angles[UPDATE] + (1 - weight) * angles[WAY]
+
+
+def remembered(seen: Compared, looked: Tensor, met: Tensor, looks: Tensor) -> tuple[Tensor, Tensor]:
+    """The peers met last and their sketches, as many as there is room for; nothing new for those who did not look."""
+    assert seen.sketches is not None
+    room, after, lists = looks.shape[1], looks.clone(), []
+    for peer, valid in enumerate(seen.valid):
+        if not bool(looked[peer]):
+            lists.append(members(met[peer]))
+            continue
+        kept = valid.nonzero()[:room, 0]
+        after[peer] = 0
+        after[peer, : len(kept)] = seen.sketches[peer][kept]
+        lists.append(seen.keys[peer][kept].numpy())
+    return as_rows(lists), after
+
+
+def strayed(strides: Tensor, stride: Tensor, times: float) -> Tensor:
+    """Which peers have gone so much farther in their training than lately, [C], that their data must have changed.
+
+    `strides` [C, n] are the last ones, 0 where there was none; with fewer than three nobody is judged.
+    """
+    enough = (strides > 0).sum(1) >= min(3, strides.shape[1])
+    return enough & (stride > times * strides.amax(1)) if times > 0 else torch.zeros_like(enough)
+
+
+def answering(rate: Tensor, asked: Tensor, came: Tensor, looked: Tensor) -> Tensor:
+    """The share of those asked that answer, [C], as far as a peer has seen lately."""
+    share = came.sum(1) / asked.sum(1).clamp_min(1)
+    fresh = looked & asked.any(1)
+    return torch.where(fresh, 0.3 * rate + 0.7 * share, rate)
+
+
+def to_ask(number: int, rate: float) -> int:
+    """How many to ask so that so many answer."""
+    return int(np.ceil(number / max(rate, 0.1) - 1e-9))
