@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import coterie
@@ -25,13 +24,9 @@ from coterie.methods.counted import OPEN, Counted
 from coterie.methods.fedcg import FedCG
 from coterie.methods.how_many import AFTER, FIRST, HowMany, in_rounds
 from coterie.methods.ifca import IFCA
-from coterie.models.named import builder_named
 from coterie.runs.config import from_tables
-from coterie.runs.loop import RoundLoop
-from coterie.runs.options import RunOptions
 from coterie.simulation.simulator import EngineOptions
 
-from ..deploy.wiring import MODEL, Here, devices, federation
 from ..tiny import Rows, StopAt, fingerprint
 
 ASKING = sorted(name for name, kind in METHODS.items() if issubclass(kind, Counted))
@@ -133,19 +128,6 @@ def test_resumed_in_either_phase(name: str, stop: int, tmp_path: Path) -> None:
         play(name, 2, out=tmp_path / "run", view=StopAt(stop), checkpoint_seconds=1e9)
     resumed = play(name, 2, out=tmp_path / "run", resume=True)
     assert fingerprint(resumed) == fingerprint(whole)
-
-
-@pytest.mark.parametrize("name", ["ifca", "fedcg"])
-def test_real_clients_count_as_simulated_ones(name: str, tmp_path: Path) -> None:
-    """Over a wire: the devices learn of the number in the orders that they get."""
-    some = clients(2)
-    model = builder_named(MODEL, some.shape, some.classes)
-    alone = run(asking(name), some, model, rounds=8, seed=11, dtype=torch.float64, evaluate_every=8)
-    here = Here(devices(some, tmp_path))
-    options = RunOptions(rounds=8, evaluate_every=8)
-    remote = RoundLoop(in_rounds(asking(name)), federation(asking(name), some, here), options).run()
-    assert alone.state.number == 2
-    assert fingerprint(remote) == fingerprint(alone)
 
 
 def test_fedcg_sees_swapped_labels_where_it_asks() -> None:

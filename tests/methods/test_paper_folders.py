@@ -16,7 +16,7 @@ PAPERS = {"md-icfl": "md_icfl", "embedding": "embedding", "fedcg": "fedcg", "pan
 OURS = {
     "md_icfl": {"seeding", "looks", "second_look", "newcomers"},
     "embedding": {"drift", "clustering/split_half", "clustering/mixture"},
-    "fedcg": {"features", "domains", "equipartition"},
+    "fedcg": {"features", "domains", "equipartition", "asked"},
     "panm": {"ours"},
 }
 
