@@ -67,6 +67,8 @@ class Result:
     per_client_metrics: Mapping[str, list[float | None]] = field(default_factory=dict)
     per_client_finetuned_score: list[float | None] = field(default_factory=list)
     per_client_finetuned_accuracy: list[float | None] = field(default_factory=list)
+    inputs: str = ""
+    """How raw inputs become those of the model, in a few words; schema.json has the numbers."""
     lost: Mapping[str, int] = field(default_factory=dict)
     """Why replies did not count: how many of each kind of failure; together they are `failures`."""
     warnings: list[str] = field(default_factory=list)
