@@ -79,6 +79,8 @@ class Device:
         self._data, self._root, self._model, self._most_epochs = data, memory, model, most_epochs
         self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[RunSpec, Setting] = {}
+        self.outbox = memory / "outbox"
+        """Where a long answer lies until it has arrived."""
 
     @cached_property
     def hello(self) -> Hello:
