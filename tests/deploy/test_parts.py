@@ -212,7 +212,7 @@ def test_objects_of_flowers_that_are_parsed_are_short() -> None:
     contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
     with pytest.raises(WireError, match="has an object of"):
         put_together(message.object_id, contents, 1 << 30)
-    name, contents = objects_of(bytes(10))
+    name, contents = objects_of(bytes(1 << 20))
     array = next(key for key, content in contents.items() if content.startswith(b"Array "))
     head, _, body = contents[array].partition(b"\0")
     contents[array] = head + b"\0" + body.replace(b"[0]", b"[0" + b", 0" * 400_000 + b"]")

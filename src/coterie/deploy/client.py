@@ -92,6 +92,8 @@ class Device:
         self._own, self._at_end = (model, *code), at_end
         self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[RunSpec, Setting] = {}
+        self.outbox = memory / "outbox"
+        """Where a long answer lies until it has arrived."""
 
     @cached_property
     def hello(self) -> Hello:
