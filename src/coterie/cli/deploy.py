@@ -143,6 +143,9 @@ def join(
     most_questions: Annotated[
         int, typer.Option("--most-questions", help="questions about labels answered in this device's life; 0: any")
     ] = 30,  # as deploy.consent.MOST_QUESTIONS
+    least_noise: Annotated[
+        float, typer.Option("--least-noise", help="deviation of the noise on label shares behind such answers")
+    ] = 0.05,  # as deploy.consent.LEAST_NOISE
     most_epochs: EpochsOption = 1000,
 ) -> None:
     """Take part in a run as a client, with data that stay here."""
@@ -155,7 +158,7 @@ def join(
     from coterie.runs.experiment import client_data
 
     check_name(name, "--name")
-    consent = Consent(refused_words(refuse), least_flip, most_questions)
+    consent = Consent(refused_words(refuse), least_flip, most_questions, least_noise)
     check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:

@@ -36,6 +36,7 @@ class Setting:
     secret: str | None = None
     """What only this device knows, and the least flip probability it agrees to (see `deploy.consent`)."""
     least_flip: float = 0.0
+    least_noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def perform(setting: Setting, job: Job, message: Message) -> Outcome:
         memory=job.memory,
         secret=setting.secret,
         least_flip=setting.least_flip,
+        least_noise=setting.least_noise,
     )
     sent = message if job.rows is None else message.rows(job.rows)
     assert function is not None

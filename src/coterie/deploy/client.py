@@ -135,7 +135,13 @@ class Device:
         check_work(method, self._most_epochs)
         task = method.task(spec.build_task(self._model))
         return Setting(
-            method, task, agreed_labels(self._data, spec.class_names), spec.seed, self._secret, self._consent.least_flip
+            method,
+            task,
+            agreed_labels(self._data, spec.class_names),
+            spec.seed,
+            self._secret,
+            self._consent.least_flip,
+            self._consent.least_noise,
         )
 
 

@@ -140,6 +140,7 @@ class FlowerTransport:
         if strangers:
             pushed = self._push([(node, f"query.{HELLO}", content_of("")) for node in strangers], "", _HELLO_LIFE)
             self._greeted.update({message: (node, time.monotonic()) for node, message in pushed.items()})
+        list(self._inbox.pull(()))  # lets go of what has come too late
         self._hear(nodes)
         return {name: node.hello for name, node in self._clients.items() if node.id not in self._quiet}
 
@@ -157,7 +158,9 @@ class FlowerTransport:
             for greeting, message in list(self._inbox.pull(self._greeted)):
                 node, _ = self._greeted.pop(greeting)
                 self._meet(node, message)
-            self._greeted = {m: (node, when) for m, (node, when) in self._greeted.items() if node in nodes}
+            gone = [greeting for greeting, (node, _) in self._greeted.items() if node not in nodes]
+            self._inbox.forget(gone)
+            self._greeted = {m: there for m, there in self._greeted.items() if m not in gone}
             fresh = [when for _, when in self._greeted.values() if time.monotonic() - when < _HELLO_SECONDS]
             if not fresh:
                 return
@@ -209,7 +212,8 @@ class FlowerTransport:
 
     def _say(self, node: int, text: str) -> None:
         with suppress(httpx.HTTPError):
-            self._push([(node, f"query.{TOLD}", content_of(text[:_LONGEST_TOLD]))], "", _TOLD_LIFE)
+            told = self._push([(node, f"query.{TOLD}", content_of(text[:_LONGEST_TOLD]))], "", _TOLD_LIFE)
+            self._inbox.forget(told.values())  # what it answers to that is not kept
 
     def deliver(
         self, purpose: Purpose, order: Order, payloads: Mapping[ClientId, bytes]
@@ -249,6 +253,7 @@ class FlowerTransport:
                 for message_id, name in list(pending.items()):
                     if there[name] not in nodes:
                         del pending[message_id]
+                        self._inbox.forget([message_id])
                         answers[name] = Failure("lost", "it left during the round")
         self._inbox.forget(pending)
         for name in pending.values():
