@@ -28,6 +28,7 @@ _ATTACKS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("near, one cluster", {"attack": "near", "join": True}),
     ("near, joined with 10^9", {"attack": "claim"}),
     ("hidden", {"attack": "hidden"}),
+    ("all else false", {"attack": "told"}),
 )
 _RULES = ("mean", "clipped")
 _NUMBERS = (1, 4)

@@ -88,9 +88,9 @@ class Settings(PaperSettings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
             "start": "independent", "seeding": "none", "privacy": "weak", "label_noise": 0.0, "weighting": "equal",
-            "per_class": 30, "steps": 100, "warm_steps": 0, "search_lr": 0.1, "prior": 0.1, "prior_mean": 0.5, "generator_steps": 1000,
-            "generator_warm_steps": 0, "generator_lr": 0.01, "generator_batch": 100, "noise": 16,
-            "epochs": 2, "batch": 50, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
+            "per_class": 30, "steps": 100, "warm_steps": 0, "search_lr": 0.1, "prior": 0.1, "prior_mean": 0.5,
+            "generator_steps": 1000, "generator_warm_steps": 0, "generator_lr": 0.01, "generator_batch": 100,
+            "noise": 16, "epochs": 2, "batch": 50, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
             "optimiser": "sgd", "aggregate": "mean",
         },
     }  # fmt: skip
