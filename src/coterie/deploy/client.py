@@ -175,7 +175,8 @@ class Device:
         if spec.shape != tuple(data.shape):
             raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(data.shape)}.")
         method, task = _learnt(spec, self._own, self._most_epochs)
-        return Setting(method, task, data, spec.seed, self._secret, self._consent.least_flip)
+        consent = self._consent
+        return Setting(method, task, data, spec.seed, self._secret, consent.least_flip, consent.least_noise)
 
 
 @lru_cache(maxsize=1)

@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.core.aggregate import Rule, combined
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation
+from coterie.core.lengths import clip_factors
 from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
 from coterie.methods.auto import personal
-from coterie.methods.auto.judgement import flat_updates, has_classes, parts_that_pay, verdict, without
+from coterie.methods.auto.judgement import believed, flat_updates, has_classes, parts_that_pay, verdict, without
 from coterie.methods.auto.looks import with_looks
 from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Weighed
 from coterie.methods.auto.proposals import propose
@@ -30,6 +32,7 @@ MISFIT = 2.0
 _NEW_MISFIT = 3.0
 _LITTLE = 0.25  # members that gain less than this share of the mean are asked where they belong
 _SKEWED, _FEW_SKEWED = 0.15, 0.2
+_ROUNDING = 1e-3
 _LATEST = 1 << 28  # bytes of updates that the server keeps
 
 
@@ -49,6 +52,8 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
         mean = old.loss if strange and old is not None else mean
         known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange)
     updates = flat_updates(trained, sent)
+    if rule != "mean":
+        updates *= clip_factors(trained, sent, size.clamp_min(1e-9), torch.tensor(groups))[:, None].to(updates.dtype)
     latest = {**state.latest, **{client: updates[i].clone() for i, client in enumerate(ids)}}
     room = _LATEST // max(updates.shape[1] * updates.element_size(), 1)
     for client in list(latest)[: max(len(latest) - room, 0)]:
@@ -63,12 +68,20 @@ def looked(state: Groups, came: Came, classes: int) -> Groups:
     """Directions, label shares and trials of personal models, as some clients have told them."""
     assert isinstance(came.value, Looked)
     told = came.value.told
-    shares = told[:, 1 + personal.TRIED :].reshape(len(told), 2, classes)
+    shares = _possible(told[:, 1 + personal.TRIED :].reshape(len(told), 2, classes))
     state = with_looks(state, came.ids, came.value.sketch, shares, came.loss)
     choices = dict(state.choices)
     for client, row in zip(came.ids, told[:, 1 : 1 + personal.TRIED], strict=True):
         choices[client] = personal.remembered(choices, client, row)
     return replace(state, choices=choices)
+
+
+def _possible(shares: Tensor) -> Tensor:
+    """Label shares as clients told them; those that cannot be any are made to be."""
+    total = shares.clamp_min(0).sum(-1, keepdim=True)
+    right = (shares >= 0).all(-1, keepdim=True) & ((total - 1).abs() < _ROUNDING)
+    made = torch.where(total > 0, shares.clamp_min(0) / total.clamp_min(1e-30), 1 / max(shares.shape[-1], 1))
+    return torch.where(right, shares, made)
 
 
 def voted(state: Groups, came: Came) -> Groups:
@@ -84,9 +97,9 @@ def voted(state: Groups, came: Came) -> Groups:
 
 def decided(state: Groups, fed: Federation) -> Groups:
     """Split the group in question, leave it whole, or wait for more answers."""
-    question = state.question
-    if question is None:
+    if state.question is None:
         return state
+    question = believed(state.question)
     there = set(fed.ids)
     able = [client for client in question.part if client in there and state.cluster.get(client) == question.group]
     uneven = skewed(state, fed.task.classes if has_classes(fed.task) else 0)

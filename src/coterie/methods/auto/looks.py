@@ -25,6 +25,7 @@ from coterie.methods.auto.messages import Groups, Look
 BLOCKS = 3
 """The first fully connected layer, the other layers but the last, and the last."""
 _FORGOTTEN = 0.2  # of a client's earlier looks, with each new one
+_ROUNDED = 1.01
 _ENOUGH = 8  # so many directions make a first mean to centre on
 _WIDTHS = ((200_000, 256), (20_000, 192), (0, 128))  # the more parameters, the more numbers a sketch may have
 
@@ -79,6 +80,12 @@ def blocks(task: Task) -> tuple[list[str], list[str], list[str]]:
     return first, [name for name in inner if name not in first], last
 
 
+def _unit(directions: Tensor) -> Tensor:
+    """Directions as clients sent them, [n, 2, blocks, width]: of length 1 but for rounding; longer ones are made so."""
+    length = directions.norm(dim=-1, keepdim=True)
+    return torch.where(length > _ROUNDED, directions / length.clamp_min(1e-30), directions)
+
+
 def with_looks(
     state: Groups, ids: Sequence[ClientId], directions: Tensor, shares: Tensor, losses: Sequence[float]
 ) -> Groups:
@@ -94,7 +101,7 @@ def with_looks(
     members = np.bincount(list(state.cluster.values()), minlength=len(weight))
     for group in sorted(set(groups.tolist())):
         rows = torch.from_numpy(np.flatnonzero(groups == group))
-        own, new = directions[rows].float(), len(rows)
+        own, new = _unit(directions[rows].float()), len(rows)
         kept = max(min(weight[group] + new, float(members[group])) - new, 0.0)
         centre[group] = (kept * centre[group] + own.mean(1).sum(0)) / (kept + new)
         weight[group] = kept + new

@@ -20,7 +20,7 @@ from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack
 from coterie.core.training import local_sgd
-from coterie.methods.auto.judgement import PSEUDO, losses_under_prior
+from coterie.methods.auto.judgement import PSEUDO, believable, losses_under_prior
 
 CHOICES = ("as it is", "fine-tuned gently", "fine-tuned")
 TRIED = 2 * len(CHOICES)
@@ -65,7 +65,7 @@ def chosen(choices: Mapping[str, Tensor], ids: Sequence[ClientId], skewed: Colle
         return [0] * len(ids)
     place = {name: number for number, name in enumerate(names)}
     losses = torch.stack([choices[name] for name in names])
-    gains = losses[:, :, :1] - losses  # [n, 2, 3]
+    gains = believable(losses[:, :, :1] - losses)  # [n, 2, 3]
     own, noise = gains.mean(1), (gains[:, 0] - gains[:, 1]).square() / 4
     mean, noise = own.mean(0), noise.mean(0)
     spread = (own.var(0) - noise).clamp_min(0)
