@@ -21,6 +21,7 @@ from coterie.core.lengths import capped
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, count, row, stack, unflat
 from coterie.core.task import Task
+from coterie.methods.auto.looks import has_classes
 from coterie.methods.auto.messages import Groups, Question
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
@@ -34,19 +35,6 @@ _BOTH = 4.0
 _FEWEST = 4
 _BELIEVED = 10.0
 """Robust deviations from the median beyond which what a client tells is not believed."""
-
-
-def has_classes(task: Task) -> bool:
-    """Whether targets are classes; otherwise there is no label prior to take out."""
-    return task.loss == "cross_entropy" and task.classes > 1
-
-
-def label_shares(task: Task, samples: Samples) -> Tensor:
-    """p_i(y), [classes]; uniform for no samples, and empty where there are no classes."""
-    if not has_classes(task):
-        return torch.zeros(0)
-    counts = torch.bincount(samples.y.flatten(), minlength=task.classes).float()
-    return counts / counts.sum() if len(samples) else torch.full_like(counts, 1 / task.classes)
 
 
 def losses_under_prior(
@@ -70,7 +58,7 @@ def losses_under_prior(
 
 def shares_of(state: Groups, clients: Sequence[ClientId], classes: int) -> Tensor:
     """q(y) of what these clients make together: their label shares, weighed by their samples."""
-    told = [(state.looks[i].shares.mean(0), state.known[i].size) for i in clients if i in state.looks]
+    told = [(state.looks[i].shares, state.known[i].size) for i in clients if i in state.looks]
     if not told or not classes:
         return torch.full((classes,), 1 / max(classes, 1))
     weight = _weights([size for _, size in told]).float()
