@@ -120,7 +120,9 @@ def _hearsay(state: Network, fed: Federation, senders: Sequence[ClientId], numbe
     if state.known is None or not number:
         return torch.empty(len(senders), 0, dtype=torch.int64)
     rows = zip(senders, state.rows(senders), strict=True)
-    return torch.cat([told_about(fed.seed, fed.round, client, members(state.known[place]), number) for client, place in rows])
+    return torch.cat(
+        [told_about(fed.seed, fed.round, client, members(state.known[place]), number) for client, place in rows]
+    )
 
 
 def _those(models: Stack, rows: Tensor) -> Stack:

@@ -190,9 +190,7 @@ class Simulated(RoundMethod[Network], Generic[N]):
         own = self.method.unpack_node(node)
         request = self.method.choose(own, view)
         idle = sorted(set(() if earlier is None else earlier.ids) - {*trained.ids, *trained.failed})
-        inbox = fetch(
-            state, fed, view, request, trained.value.models, method=self.method, idle=idle, earlier=earlier
-        )
+        inbox = fetch(state, fed, view, request, trained.value.models, method=self.method, idle=idle, earlier=earlier)
         similarity = None
         if not self.method.measures_data:  # then all peers are measured at once, and every model is read once
             similarity = self.method.measure(Cohort(view.ids, fed.task, (), fed.round, fed.seed), own, inbox)
