@@ -13,7 +13,7 @@ from coterie.methods.p2p.base import PeerMethod
 from coterie.methods.p2p.similarity import LossScore
 from coterie.methods.panm.ours import Rules
 
-_STRIDES = 5  # rounds
+_STRIDES = 1 + 5  # the first, and the last five
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Matching:
     """A peer's neighbours N_i [C, w], its rounds so far [C], and whom it measured last with what result [C, m].
 
     Ours: the peers it met last [C, w] with their sketches [C, room, 2, length], how far it went in its last trainings
-    [C, 5], and the share of those asked that answer [C].
+    [C, 6], and the share of those asked that answer [C].
     """
 
     neighbours: Tensor
@@ -101,9 +101,7 @@ class Settings(PaperSettings):
     remember: int = field(default=40, metadata={"help": "peers whose sketches a peer remembers"})
     forget: float = field(
         default=3.0,
-        metadata={
-            "help": "a peer whose training goes so many times as far as in its last five rounds begins anew; 0: never"
-        },
+        metadata={"help": "a peer whose training goes so many times as far as lately begins anew: new data; 0: never"},
     )
     judge: Literal["train", "valid", "half"] = field(
         default="valid",
