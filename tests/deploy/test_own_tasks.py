@@ -17,7 +17,7 @@ from coterie.data.folders import from_file
 from coterie.deploy.client import Device
 from coterie.runs.client_folder import keeping
 from coterie.runs.config import RunConfig, from_tables
-from coterie.runs.experiment import execute
+from coterie.runs.experiment import execute, population_of
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.result import Result
 from coterie.runs.serve import ServeOptions, conduct
@@ -79,6 +79,22 @@ def served(folder: Path, given: RunConfig, out: Path, notes: Rows | None = None,
 def model_in(folder: Path) -> State:
     state: State = wire.decode((folder / "models/global.safetensors").read_bytes(), State)
     return state
+
+
+@pytest.mark.parametrize("asked", [{"lr": "auto"}, {"optimiser": "adam"}])
+def test_a_server_tests_a_scenario_too_where_its_rate_does_not_count(asked: dict[str, str], tmp_path: Path) -> None:
+    """The scenario's rate is for its own optimiser; what the clients find is what the simulator finds."""
+    scenario = {"name": "rotated-digits", "clients": 3, "groups": 1}
+    settings = {**asked, "finetune_epochs": 0}
+    given = from_tables({"method": "fedavg", "rounds": 1, "scenario": scenario, "settings": settings})
+    execute(given, tmp_path / "simulated")
+    population = population_of(given.scenario, given.seed)
+    clients = {name: Device(name, population, tmp_path / name) for name in population.ids}
+    run, notes = RunFolder.create(tmp_path / "run", given.to_toml(), RunKind.SERVED), Rows()
+    conduct(given, run, Here(clients), ServeOptions(clients=3, patience=0.0), view=notes)
+    rates = [from_tables(_toml(tmp_path / name)).settings["lr"] for name in ("run", "simulated")]
+    assert rates[0] == rates[1]
+    assert any(f"lr = {rates[0]:g}, found by a test on 3 clients" in note for note in notes.notes)
 
 
 @pytest.mark.parametrize("kind", ["classification", "binary", "multilabel", "regression"])
