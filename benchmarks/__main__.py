@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import deployment, fedcg_step, networks, peer_methods, sampled, server, training, ward
+from benchmarks import deployment, fedcg_step, load, networks, peer_methods, sampled, server, training, ward
 
 BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "training": training.measure,
@@ -27,6 +27,10 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "fedcg-step": fedcg_step.step_cost,
     "deployment-flower": deployment.flower,
     "deployment-peers": deployment.peers,
+    "deployment-gateway": load.gateways,
+    "deployment-slow-tenth": load.slow_tenth,
+    "deployment-where": load.where,
+    "deployment-many-peers": load.peers,
 }
 
 

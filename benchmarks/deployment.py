@@ -58,7 +58,7 @@ def _config(folder: Path, method: str, clients: int, settings: str = "") -> RunC
     return from_tables(read_tables(file))
 
 
-def _per_round(ends: list[float]) -> dict[str, float]:
+def per_round(ends: list[float]) -> dict[str, float]:
     """Of the rounds after the first and before the last, which has the evaluation in it."""
     each = [b - a for a, b in pairwise(ends[:-1])]
     return {"median s": round(statistics.median(each), 4), "best s": round(min(each), 4)}
@@ -96,8 +96,8 @@ def _flower(folder: Path, clients: int) -> dict[str, object]:
             tap.close()
     return {
         "clients": clients,
-        **_per_round(clock.ends),
-        "simulator s": _per_round(alone.ends)["median s"],
+        **per_round(clock.ends),
+        "simulator s": per_round(alone.ends)["median s"],
         "ledger up": result.bytes_up,
         "ledger down": result.bytes_down,
         "ledger evaluation, both ways": result.bytes_evaluation,
@@ -113,11 +113,11 @@ def peers() -> list[dict[str, object]]:
     for clients in SIZES:
         for tls in (False, True):
             with tempfile.TemporaryDirectory() as place:
-                rows.append(_peers(Path(place), clients, tls))
+                rows.append(peers_of(Path(place), clients, tls))
     return rows
 
 
-def _peers(folder: Path, clients: int, tls: bool) -> dict[str, object]:
+def peers_of(folder: Path, clients: int, tls: bool) -> dict[str, object]:
     config, alone = _config(folder, "panm", clients, "k = 2\nl = 3"), Clock()
     simulated = execute(config, None, view=alone)
     make_certificates(folder / "certs", [str(name) for name in range(clients)], ["127.0.0.1"])
@@ -140,8 +140,8 @@ def _peers(folder: Path, clients: int, tls: bool) -> dict[str, object]:
     return {
         "peers": clients,
         "mTLS": tls,
-        **_per_round(ends),
-        "simulator s": _per_round(alone.ends)["median s"],
+        **per_round(ends),
+        "simulator s": per_round(alone.ends)["median s"],
         "sent": sum(result["bytes_up"] for result in results),
         "received": sum(result["bytes_down"] for result in results),
         "simulator's ledger": simulated.bytes_down,

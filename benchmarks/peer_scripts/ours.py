@@ -21,7 +21,8 @@ class Clients:
     def __init__(self, job: work.Job) -> None:
         images = job.raw()
         parts = [Samples(*images.client(index)) for index in range(job.clients)]
-        self.shape, self.classes = (1, 28, 28), work.CLASSES
+        self.shape: tuple[int, ...] = (1, 28, 28)
+        self.classes = work.CLASSES
         if job.case:
             self.shape, self.classes = job.case.shape, job.case.classes
         self.normalise = Normalise((0.5,), (0.5,), 1 / 255) if images.x.dtype is torch.uint8 else Normalise()

@@ -59,6 +59,16 @@ WRONG = {
     "key of a table": (
         ["run", "ifca", "--set", "faults.dropot=1"], "There is no setting of faults 'dropot'; did you mean 'dropout'?"
     ),
+    "key of another table": (
+        ["run", "fedavg", "--set", "normalise=none"],
+        "There is no setting of fedavg 'normalise'; it is scenario.normalise.",
+    ),
+    "key of the method": (
+        ["run", "ifca", "--set", "engine.k=4"], "There is no setting of engine 'k'; it is a setting of ifca."
+    ),
+    "key of the run": (
+        ["run", "ifca", "--set", "settings.rounds=4"], "There is no setting of ifca 'rounds'; it is rounds, outside"
+    ),
     "table": (["run", "ifca", "--set", "fault.dropout=1"], "There is no table 'fault'; did you mean 'faults'?"),
     "assignment": (["run", "ifca", "--set", "k"], "--set takes key=value, not 'k'."),
     "whole number": (["run", "ifca", "--set", "k=two"], "ifca.k needs a whole number, not 'two'."),

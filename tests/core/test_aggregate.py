@@ -11,20 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie import run
-from coterie.core.aggregate import (
-    FAR,
-    HEAVIEST,
-    LONGEST,
-    REACH,
-    RULES,
-    Rule,
-    capped,
-    combined,
-    combined_bags,
-    combined_one,
-    too_long,
-)
+from coterie.core.aggregate import REACH, RULES, Rule, combined, combined_bags, combined_one
 from coterie.core.checks import check_reply
+from coterie.core.lengths import AGAINST, FAR, HEAVIEST, LONG, LONGEST, capped, clip_factors, too_long
 from coterie.core.states import Stack, State, group_means
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
@@ -48,13 +37,14 @@ def one(rule: Rule, *numbers: float, weights: Tensor | None = None) -> float:
 def test_each_rule_on_five_numbers_and_a_false_one() -> None:
     """Replies 1, 2, 3, 4 and -100, all sent 0.
 
-    mean: -90 / 5 = -18. clipped: lengths 1, 2, 3, 4, 100 have median 3, so that -100 becomes -12: (10 - 12) / 5.
+    mean: -90 / 5 = -18. clipped: lengths 1, 2, 3, 4, 100 have median 3, and -100 is against the others, so that it
+    becomes -3: (10 - 3) / 5.
     median: 2. trimmed: a fifth of 5 is 1 from each side, (1 + 2 + 3) / 3 = 2. krum, f = 1: scores are over the
     5 - 1 - 2 = 2 nearest: 1: 1 + 4 = 5; 2: 1 + 1; 3: 1 + 1; 4: 1 + 4; -100: 101^2 + ...; the best four: 2.5.
     """
     numbers = (1.0, 2.0, 3.0, 4.0, -100.0)
     assert one("mean", *numbers) == pytest.approx(-18)
-    assert one("clipped", *numbers) == pytest.approx(-0.4)
+    assert one("clipped", *numbers) == pytest.approx(1.4)
     assert one("median", *numbers) == pytest.approx(2)
     assert one("trimmed", *numbers) == pytest.approx(2)
     assert one("krum", *numbers) == pytest.approx(2.5)
@@ -72,11 +62,11 @@ def test_the_geometric_median_of_three_corners() -> None:
 
 
 def test_clipped_is_around_what_was_sent_to_each() -> None:
-    """Sent 10, 10, 10, 0: updates 1, 1, 1 and 9 (median 1); the last is shortened to 4: (11 + 11 + 11 + 4) / 4."""
+    """Sent 10, 10, 10, 0: updates 1, 1, 1 and 9 (median 1); the last is shortened to 6: (11 + 11 + 11 + 6) / 4."""
     sent = column(10, 10, 10, 0)
     models = column(11, 11, 11, 9)
     found = combined("clipped", models, torch.ones(4), torch.zeros(4, dtype=torch.int64), column(10), sent)
-    assert float(found["w"]) == pytest.approx(37 / 4)
+    assert float(found["w"]) == pytest.approx(39 / 4)
 
 
 def test_nobody_weighs_more_than_the_upper_quartile_and_a_quarter_or_less_than_nothing() -> None:
@@ -103,19 +93,38 @@ def test_fewer_than_a_quarter_gain_little_by_claiming_many_samples(honest: list[
 
 
 def test_a_reply_that_claims_many_samples_counts_as_little_more_than_one() -> None:
-    """Updates 1, 1, 1 with weight 1, and -2 with 10^9, which counts as 1.25: (3 - 2.5) / 4.25 = 2 / 17."""
-    assert one("clipped", 1, 1, 1, -2, weights=torch.tensor([1, 1, 1, 1e9])) == pytest.approx(2 / 17)
+    """Updates 1, 1, 1 with weight 1, and -1.4 with 10^9, which counts as 1.25: (3 - 1.75) / 4.25 = 5 / 17."""
+    assert one("clipped", 1, 1, 1, -1.4, weights=torch.tensor([1, 1, 1, 1e9])) == pytest.approx(5 / 17)
+
+
+def test_what_is_long_and_against_the_others_is_shortened_to_the_median() -> None:
+    """Three updates (1, 0), and one of length 2, at an angle to their sum of which the cosine is c.
+
+    Only where that is below -0.25 (c = -0.6) it is made 1 long; a short one (length 1.2) is left as it is.
+    """
+    sent, groups = {"w": torch.zeros(4, 2, dtype=torch.float64)}, torch.zeros(4, dtype=torch.int64)
+
+    def factor(length: float, cosine: float) -> float:
+        odd = [length * cosine, length * (1 - cosine**2) ** 0.5]
+        models = {"w": torch.tensor([[1.0, 0], [1, 0], [1, 0], odd], dtype=torch.float64)}
+        found = clip_factors(models, sent, torch.ones(4), groups)
+        assert found[:3].tolist() == [1.0] * 3
+        return float(found[3])
+
+    assert (LONG, AGAINST) == (1.5, -0.25)
+    assert factor(2, -0.6) == pytest.approx(1 / 2)
+    assert [factor(2, -0.2), factor(2, 0.9), factor(1.2, -1.0)] == [1.0] * 3
+    assert factor(8, 0.9) == pytest.approx(6 / 8)
 
 
 def test_what_no_honest_client_sends_is_not_used_at_all() -> None:
     models, sent = column(1, 2, 3, -31), column(0, 0, 0, 0)
-    assert too_long("clipped", models, sent) == {3: pytest.approx(31 / 2)}
-    assert too_long("mean", models, sent) == {}
-    assert too_long("clipped", column(1, 2, 3, -20), sent) == {}, f"{FAR:g} medians are still believed"
-    assert too_long("clipped", column(1, -900, 1), column(0, 0, 0)) == {}, "of three none can be called odd"
+    assert too_long(models, sent) == {3: pytest.approx(31 / 2)}
+    assert too_long(column(1, 2, 3, -20), sent) == {}, f"{FAR:g} medians are still believed"
+    assert too_long(column(1, -900, 1), column(0, 0, 0)) == {}, "of three none can be called odd"
     late = column(*[100.0] * 4)
-    assert too_long("clipped", column(100.1, 100.1, 100.1, 102), late) == {}, "20 medians, but a fiftieth of the model"
-    assert too_long("clipped", column(100.1, 100.1, 100.1, -500), late) == {3: pytest.approx(6000)}, "-5 w is seen"
+    assert too_long(column(100.1, 100.1, 100.1, 102), late) == {}, "20 medians, but a fiftieth of the model"
+    assert too_long(column(100.1, 100.1, 100.1, -500), late) == {3: pytest.approx(6000)}, "-5 w is seen"
 
 
 models_strategy = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=3, max_size=9)
@@ -229,4 +238,4 @@ def test_the_mean_is_what_the_test_above_would_find(digits: OwnPopulation) -> No
 
 
 def test_the_constants_that_the_numbers_above_were_derived_with() -> None:
-    assert (LONGEST, HEAVIEST, REACH, FAR) == (4.0, 1.25, 2.0, 10.0)
+    assert (LONGEST, HEAVIEST, REACH, FAR) == (6.0, 1.25, 2.0, 10.0)

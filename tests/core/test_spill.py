@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from coterie.core import spill
-from coterie.core.aggregate import RULES, Rule, combined, distances, too_long
+from coterie.core.aggregate import RULES, Rule, combined
 from coterie.core.errors import Unfinished
+from coterie.core.lengths import distances, too_long
 from coterie.core.states import Picked, Stack, take
 
 LAYOUT: spill.Layout = {"a": ((7, 5, 3), torch.float32), "b": ((7,), torch.int64), "c": ((7, 0), torch.float64)}
@@ -67,14 +68,14 @@ def test_a_rule_finds_the_same_in_a_file(rule: Rule, block: int, monkeypatch: py
     groups, weights = torch.arange(12) % 2, torch.arange(1.0, 13.0)
     previous = {name: tensor[:2] for name, tensor in models.items()}
     expected = combined(rule, models, weights, groups, previous)
-    far = too_long(rule, models, take(previous, groups))
+    far = too_long(models, take(previous, groups))
     monkeypatch.setattr(spill, "BLOCK", block)
     spilled = in_file(models)
     found = combined(rule, spilled, weights, groups, previous)
     for name, tensor in expected.items():
         exact = block == spill.BLOCK or name == "count"
         assert torch.allclose(found[name].double(), tensor.double(), rtol=1e-6, atol=0 if exact else 1e-6), name
-    assert too_long(rule, spilled, Picked(previous, groups)) == pytest.approx(far)
+    assert too_long(spilled, Picked(previous, groups)) == pytest.approx(far)
     assert torch.equal(distances(spilled, Picked(previous, groups)), distances(models, take(previous, groups))), (
         "each length is a sum of its own"
     )

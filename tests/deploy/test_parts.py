@@ -15,8 +15,8 @@ from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import ErrorCode
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.message_pb2 import Metadata, PushObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import coterie.deploy.flower.app
@@ -120,10 +120,17 @@ class Filtered:
         asyncio.run(self.filter(scope, receive, send))
         return int(sent[0]["status"])
 
-    def head(self, *orders: str) -> int:
+    def head(self, *orders: str, node: int = 7) -> int:
         """The status of the head of a message that answers these orders."""
-        heads = [ProtoMessage(metadata=Metadata(reply_to_message_id=order)) for order in orders]
-        return self.asks("/v1/fleet/push-messages", body=PushMessagesRequest(messages_list=heads).SerializeToString())
+        heads = [ProtoMessage(metadata=Metadata(reply_to_message_id=order, src_node_id=node)) for order in orders]
+        trees = [ObjectTree(object_id=f"reply to {order}") for order in orders]
+        request = PushMessagesRequest(messages_list=heads, message_object_trees=trees)
+        return self.asks("/v1/fleet/push-messages", body=request.SerializeToString())
+
+    def reads(self, order: str) -> int:
+        """The status of the server's word that it has read the reply to an order."""
+        body = ConfirmMessageReceivedRequest(message_object_id=f"reply to {order}").SerializeToString()
+        return self.asks("/v1/runtime/confirm-message-received", "127.0.0.1", body=body)
 
     def piece(self, size: int, session: str = "s") -> int:
         """The status of a piece of a message."""
@@ -181,6 +188,27 @@ def test_an_order_is_answered_once_however_often_it_is_answered() -> None:
     assert len(link.got) == before
 
 
+def test_what_a_client_stores_is_bounded_whatever_it_answers() -> None:
+    """1 MB is allowed: two of them and one piece, 8 MB, are stored for one client, over all orders, until read."""
+    link = Filtered(1 << 20)
+
+    def send(order: str, node: int = 7) -> int:
+        link.session = f"session of {order}"
+        assert link.head(order, node=node) == 200
+        return link.piece(2 << 20, link.session)
+
+    assert [send(f"order {number}") for number in range(6)] == [200] * 4 + [413] * 2
+    assert "sent more than is stored for one client, before the server has read it" in link.said.pop()
+    assert send("of another", node=8) == 200, "one client's store is not another's"
+    assert link.reads("order 2") == 200
+    assert link.piece(2 << 20, "session of order 2") == 413, "what is read is not gone on with"
+    assert [send("order 6"), send("order 7")] == [200, 413]
+    for _ in range(3):  # what is refused takes no room, and what is read leaves none
+        assert link.reads("order 6") == 200
+        assert send("order 6") == 200
+    assert link.asks("/v1/runtime/confirm-message-received", "127.0.0.1", body=b"no word of ours") == 200
+
+
 def objects_of(payload: bytes) -> tuple[str, dict[str, bytes]]:
     """A message as Flower sends it: its name, and all of its objects."""
     message = Message(content_of("text", payload), 1, "train.x")
@@ -212,7 +240,7 @@ def test_objects_of_flowers_that_are_parsed_are_short() -> None:
     contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
     with pytest.raises(WireError, match="has an object of"):
         put_together(message.object_id, contents, 1 << 30)
-    name, contents = objects_of(bytes(10))
+    name, contents = objects_of(bytes(1 << 20))
     array = next(key for key, content in contents.items() if content.startswith(b"Array "))
     head, _, body = contents[array].partition(b"\0")
     contents[array] = head + b"\0" + body.replace(b"[0]", b"[0" + b", 0" * 400_000 + b"]")

@@ -99,9 +99,20 @@ def finished(threads: list[threading.Thread]) -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("method", PEERS)
-def test_peers_in_lock_step_end_as_simulated_ones(method: str, tmp_path: Path) -> None:
-    crowd = Crowd(tmp_path, config_of(method), Pace(lock_step=True, seconds=LONG))
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in PEERS},
+    "panm by models": ("panm", {"sketch_length": 0}),
+    "panm by loss": ("panm", {"metric": "loss", "judge": "half"}),
+    "panm on a ring": ("panm", {"topology": "ring", "degree": 2, "hearsay": 1, "t1": 1, "tau": 1}),
+    "gossip on islands": ("gossip", {"topology": "islands", "degree": 1, "bridges": 1, "hearsay": 2}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_peers_in_lock_step_end_as_simulated_ones(form: str, tmp_path: Path) -> None:
+    method, settings = FORMS[form]
+    config = config_of(method, settings={"epochs": 1, "batch": 4, "l": 3, "k": 2, **settings})
+    crowd = Crowd(tmp_path, config, Pace(lock_step=True, seconds=LONG))
     finished(crowd.start())
     alone = execute(crowd.config, None)
     accuracy = dict(zip(alone.client_ids, alone.per_client_accuracy, strict=True))
@@ -175,15 +186,15 @@ def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -
         b.enter()
         soon(lambda: a.others() == {"b"} and b.others() == {"a"})
         assert a.hellos(["b"])["b"].name == "b"
-        assert a.fetch(0, ["b"], start=False, seconds=0.3) == {}  # it has nothing yet: not waited for any longer
+        assert a.fetch(0, ["b"], kind="model", seconds=0.3) == {}  # it has nothing yet: not waited for any longer
         waiting: dict[str, bytes] = {}
-        asker = threading.Thread(target=lambda: waiting.update(a.fetch(0, ["b"], start=True, seconds=LONG)))
+        asker = threading.Thread(target=lambda: waiting.update(a.fetch(0, ["b"], kind="change", seconds=LONG)))
         asker.start()
-        soon(lambda: [told for _, told, _, until in b._waiting if until > time.monotonic()] == [True])
-        b.offer(0, {False: b"short", True: b"long"}, latest_is_fine=False)
+        soon(lambda: [told for _, told, _, until in b._waiting if until > time.monotonic()] == ["change"])
+        b.offer(0, {"model": b"short", "change": b"long"}, latest_is_fine=False)
         asker.join(LONG)
         assert waiting == {"b": b"long"}
-        assert a.fetch(0, ["b"], start=False, seconds=LONG) == {"b": b"short"}
+        assert a.fetch(0, ["b"], kind="model", seconds=LONG) == {"b": b"short"}
         soon(lambda: a.progress() == {"b": 0})
         soon(lambda: (b.sent, a.received) == (9, 9))
         twin = connected("b", free_port(), (f"127.0.0.1:{ports[0]}",))
@@ -243,11 +254,11 @@ def test_a_peer_under_anothers_name_is_turned_away(tmp_path: Path) -> None:
         assert a.others() == set()
         b.enter()  # nobody can keep it from its own name
         soon(lambda: a.others() == {"b"})
-        m.offer(5, {False: b"false", True: b"false"}, latest_is_fine=False)
-        b.offer(0, {False: b"true", True: b"true"}, latest_is_fine=False)
+        m.offer(5, {"model": b"false", "change": b"false"}, latest_is_fine=False)
+        b.offer(0, {"model": b"true", "change": b"true"}, latest_is_fine=False)
         for _ in range(5):
-            assert a.fetch(0, ["b"], start=False, seconds=LONG) == {"b": b"true"}
-        assert a.fetch(5, ["b"], start=False, seconds=1.0) == {}
+            assert a.fetch(0, ["b"], kind="model", seconds=LONG) == {"b": b"true"}
+        assert a.fetch(5, ["b"], kind="model", seconds=1.0) == {}
         soon(lambda: a.progress() == {"b": 0})
         assert a.ask("progress", ["b"]) == {"b": "0"}
         assert any("has not signed" in text for text in heard)
@@ -267,17 +278,17 @@ def test_an_answer_that_is_too_long_is_not_put_together() -> None:
         b.enter()
         soon(lambda: a.others() == {"b"})
         with pytest.raises(CoterieError, match="1048577 bytes; allow that at every peer with --max-megabytes"):
-            a.offer(0, {False: bytes((1 << 20) + 1)}, latest_is_fine=False)
+            a.offer(0, {"model": bytes((1 << 20) + 1)}, latest_is_fine=False)
         for number, size in enumerate((1 << 20, (1 << 20) + 1, 1 << 25)):
-            b.offer(number, {False: bytes(size)}, latest_is_fine=False)
-        assert len(a.fetch(0, ["b"], start=False, seconds=LONG)["b"]) == 1 << 20
-        assert a.fetch(1, ["b"], start=False, seconds=5.0) == {}
+            b.offer(number, {"model": bytes(size)}, latest_is_fine=False)
+        assert len(a.fetch(0, ["b"], kind="model", seconds=LONG)["b"]) == 1 << 20
+        assert a.fetch(1, ["b"], kind="model", seconds=5.0) == {}
         assert "it sends 1048577 bytes, more than the 1048576 allowed" in heard[-1]
         before = len(heard)
-        assert a.fetch(2, ["b"], start=False, seconds=5.0) == {}
+        assert a.fetch(2, ["b"], kind="model", seconds=5.0) == {}
         assert len(heard) == before  # it never arrived
         soon(lambda: a.others() == {"b"})
-        assert len(a.fetch(0, ["b"], start=False, seconds=LONG)["b"]) == 1 << 20  # and b is heard as before
+        assert len(a.fetch(0, ["b"], kind="model", seconds=LONG)["b"]) == 1 << 20  # and b is heard as before
     finally:
         b.close()
         a.close()
@@ -288,7 +299,7 @@ def test_an_answer_that_is_too_long_is_not_put_together() -> None:
     [
         ({"method": "fedavg", "settings": {}}, "needs a server"),
         ({"faults": {"loss": 0.5}}, "leave the table"),
-        ({"settings": {"topology": "ring"}}, "shape a simulated network"),
+        ({"settings": {"fraction": 0.5}}, "shapes a simulated network"),
         ({"settings": {"partners": "oracle"}}, "The true groups of real peers are not known"),
     ],
 )

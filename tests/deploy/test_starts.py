@@ -14,6 +14,7 @@ from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.folder import RunFolder, RunKind, kind_of
 from coterie.runs.launch_local import run_local
 from coterie.runs.peer import PeerOptions, run_peer
+from coterie.runs.spec import check_deployable
 
 from ..conftest import Command
 from .processes import free_port
@@ -137,6 +138,11 @@ def test_a_server_that_cannot_start_leaves_no_folder(
     assert "takes no runs" in refused("--superlink", f"127.0.0.1:{free_port()}")
     monkeypatch.setattr(sys, "executable", "false")
     assert "The SuperLink did not start" in refused("--port", free_port())
+
+
+def test_what_only_a_simulation_has_is_refused() -> None:
+    with pytest.raises(CoterieError, match=r"faults are simulated ones, .*; leave the table \[faults\] out"):
+        check_deployable(from_tables({"method": "fedavg", "faults": {"dropout": 0.1}}))
 
 
 def test_certificates_are_not_put_among_other_files(coterie: Command, tmp_path: Path) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import coterie.methods
 from coterie.core.federation import Failure, Purpose
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.deploy.server import RemoteFederation
+from coterie.methods.auto import groups
+from coterie.methods.auto.messages import Groups, Question
+from coterie.methods.base import ServerMethod
 
 from ..deploy.wiring import run_spec, task_of
 from ..tiny import made
@@ -26,15 +31,22 @@ from .mutations import (
 )
 
 _LOSSES = ("nan", "-inf", "1e308", "-1e308", "", "9" * 40, "no number")
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "scaffold": {},
+_LITTLE: dict[str, dict[str, Any]] = {
     "ifca": {"k": 2},
+    "fedsem": {"k": 2},
+    "fedsoft": {"k": 2},
     "fedcg": {"domains": 2},
-    "ladd": {},
     "embedding": {"encoder_rounds": 1, "encoder_steps": 2},
     "md-icfl": {"k": 2, "steps": 2, "warm_steps": 1, "generator_steps": 2, "generator_warm_steps": 1},
 }
+METHODS: dict[str, dict[str, Any]] = {
+    name: _LITTLE.get(name, {})
+    for name, kind in coterie.methods.METHODS.items()
+    if issubclass(kind, ServerMethod) and name != "oracle"  # which only the simulator has
+}
+"""Every method with a server."""
+OLDEST = ("fedavg", "scaffold", "ifca", "fedcg", "ladd", "embedding", "md-icfl")
+"""Those with a form of message each; the others are driven less long."""
 
 
 class _Recorder:
@@ -136,6 +148,18 @@ class _Forger(_Recorder):
         return answers
 
 
+def _begun(learnt: Any, fed: RemoteFederation, liar: str) -> list[Any]:
+    """States from which a step asks for all that the method ever asks for in training."""
+    start = learnt.init(fed)
+    if not isinstance(start, Groups):
+        return [start]
+    once, _ = learnt.step(start, fed)
+    everyone = {client: number % 2 for number, client in enumerate(sorted(once.cluster))}
+    unsure = {client: replace(known, unsettled=client == liar) for client, known in once.known.items()}
+    asked = replace(once, question=Question(0, everyone, {}, {}, 3.0, 0))
+    return [start, asked, replace(groups.split(once, 0, everyone), known=unsure)]
+
+
 def servers(population: OwnPopulation, folder: Path, clients: int) -> list[Door]:
     """What a client can answer a server: a whole step of the method, with one of so many clients lying."""
     doors = []
@@ -145,16 +169,20 @@ def servers(population: OwnPopulation, folder: Path, clients: int) -> list[Door]
         forger = _Forger({name: Device(name, population, folder / method) for name in names}, names[0])
         spec = run_spec(learnt, population)
         fed = RemoteFederation(task_of(spec), spec, forger, patience=0.0)
-        start = learnt.init(fed)
-        forger.sent.clear()
-        learnt.step(start, fed)
-        seeds = {action: reply for action, _, reply in forger.sent}
-
-        def step(data: bytes, learnt: Any = learnt, fed: Any = fed, forger: Any = forger, start: Any = start) -> None:
-            fed.begin(fed.round + 300)  # a client that had broken the rules is asked again
-            fed.failures.clear()
-            forger.answer = data
+        for number, start in enumerate(_begun(learnt, fed, names[0])):
+            forger.sent.clear()
             learnt.step(start, fed)
+            seeds = {action: reply for action, _, reply in forger.sent}
 
-        doors.append(Door(f"reply {method}, 1 of {clients}", tuple(seeds.values()), _lying, step))
+            def step(
+                data: bytes, learnt: Any = learnt, fed: Any = fed, forger: Any = forger, start: Any = start
+            ) -> None:
+                fed.begin(fed.round + 300)  # a client that had broken the rules is asked again
+                fed.failures.clear()
+                forger.answer = data
+                learnt.step(start, fed)
+                forger.answer = None
+
+            if seeds:  # local asks for nothing in a step
+                doors.append(Door(f"reply {method} {number}, 1 of {clients}", tuple(seeds.values()), _lying, step))
     return doors

@@ -1,4 +1,7 @@
-"""A run that was stopped and resumed is the run that was never stopped, bit for bit: for every method."""
+"""A run that was stopped and resumed is the run that was never stopped: for every method.
+
+Bit for bit, on the same kind of CPU with the same torch (see the package's docstring).
+"""
 
 from __future__ import annotations
 

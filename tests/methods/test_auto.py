@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ from coterie.methods import METHODS
 from coterie.methods.auto import personal
 from coterie.methods.auto.groups import ASK
 from coterie.methods.auto.judgement import losses_under_prior, parts_that_pay, verdict
-from coterie.methods.auto.looks import BLOCKS, blocks, halves, sketches
+from coterie.methods.auto.looks import blocks, halves, pulls, sketches
 from coterie.methods.auto.messages import Look, Question
-from coterie.methods.auto.proposals import _foretold, propose
-from coterie.methods.auto.visits import FIRST_LOOKS
+from coterie.methods.auto.parts import clear
+from coterie.methods.auto.proposals import Pulls, propose
+from coterie.methods.auto.visits import FIRST_VISITS
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, one_weight, rows, small_net
@@ -31,35 +33,49 @@ from ..tiny import cohort, one_weight, rows, small_net
 _ONE = EngineOptions(workers=1)
 
 
-def looks_of(groups: list[int], noise: float, seed: int = 0) -> dict[str, Look]:
-    """Clients whose directions are their group's own plus noise, drawn for either half by itself."""
+def looks_of(groups: list[int], noise: float, seed: int = 0, kinds: int = 4, own: float = 0.0) -> dict[str, Look]:
+    """Clients whose classes pull as their group's do, plus a way of their own, plus noise, drawn for either half.
+
+    Every client holds two of the classes, with three samples each in either half.
+    """
     generator = np.random.default_rng(seed)
-    own = generator.normal(size=(max(groups) + 1, BLOCKS, 16))
+    common = generator.normal(size=(max(groups) + 1, kinds, 2, 8))
     found = {}
     for number, group in enumerate(groups):
-        sketch = own[group] + noise * generator.normal(size=(2, BLOCKS, 16))
-        found[f"c{number:02d}"] = Look(torch.tensor(sketch).float(), torch.full((2, 4), 0.25), 3, 1.0)
+        way = own * generator.normal(size=(kinds, 2, 8))
+        sketch = common[group] + way + noise * generator.normal(size=(2, kinds, 2, 8))
+        counts = np.zeros((2, kinds))
+        counts[:, generator.choice(kinds, 2, replace=False)] = 3
+        sketch[counts == 0] = 0
+        found[f"c{number:02d}"] = Look(torch.tensor(sketch).float(), torch.tensor(counts).float())
     return found
 
 
-def test_a_direction_is_foretold_by_its_fellows() -> None:
-    """d = (1, 0), (1, 0), (0, 1), all in one part: the fellows' mean of the first is (1/2, 1/2).
+def test_pulls_are_foretold_by_fellows() -> None:
+    """Pulls (1, 0), (1, 0), (0, 1), one sample each, of one class; spread 1, so a mean of m fellows is sum / (m + 1).
 
-    |d|^2 - |d - mean|^2 = 2 d.mean - |mean|^2 = 1 - 1/2 = 1/2; of the third, whose fellows' mean is (1, 0), 0 - 1 = -1.
-    With the third by itself the first two foretell each other fully (2 - 1 = 1), and it has nobody (0).
+    All in one part: the fellows' mean of the first is (1, 1) / 3, and 2 d.mean - |mean|^2 = 2/3 - 2/9 = 4/9. Of the
+    third it is (2, 0) / 3: 0 - 4/9. With the third by itself the first two have (1, 0) / 2: 1 - 1/4, and it has nobody.
     """
-    directions = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert _foretold(directions, np.array([0, 0, 0])) == pytest.approx([0.5, 0.5, -1.0])
-    assert _foretold(directions, np.array([0, 0, 1])) == pytest.approx([1.0, 1.0, 0.0])
+    pulls = Pulls(np.array([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]]), np.ones((3, 1)), 1.0, 1.0)
+    assert pulls.foretold(np.array([0, 0, 0]))[0] == pytest.approx([4 / 9, 4 / 9, -4 / 9])
+    assert pulls.foretold(np.array([0, 0, 1]))[0] == pytest.approx([0.75, 0.75, 0.0])
+
+
+def test_clients_without_a_class_in_common_are_neither_alike_nor_unlike() -> None:
+    """The second holds only the other class: the first is as likely beside it as alone."""
+    pulls = Pulls(np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [5.0, 1.0]]]), np.eye(2), 1.0, 1.0)
+    assert pulls.fits(np.array([0, 1]))[0] == pytest.approx(np.full(2, pulls.alone()[0]))
 
 
 @pytest.mark.parametrize("groups", [2, 3, 5])
 def test_looks_propose_the_groups_there_are(groups: int) -> None:
+    """Although each client holds only two of four classes."""
     truth = [number % groups for number in range(30)]
-    looks = looks_of(truth, 1.0)
+    looks = looks_of(truth, 0.5)
     found = propose(looks, sorted(looks))
+    assert clear(found)
     assert found is not None
-    assert found.evidence > ASK
     pairs = {(found.part[f"c{number:02d}"], group) for number, group in enumerate(truth)}
     assert len(pairs) == groups == len(set(found.part.values()))
 
@@ -70,7 +86,20 @@ def test_noise_alone_proposes_nothing(seed: int) -> None:
     looks = looks_of([0] * 30, 1.0, seed)
     found = propose(looks, sorted(looks))
     assert found is not None
-    assert found.evidence < 0
+    assert found.evidence < ASK
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clients_with_ways_of_their_own_are_no_clear_groups(seed: int) -> None:
+    looks = looks_of([0] * 30, 0.3, seed, own=1.0)
+    assert not clear(propose(looks, sorted(looks)))
+
+
+def test_a_client_that_is_like_nobody_stands_alone() -> None:
+    looks = looks_of([0] * 12 + [1] * 12 + [2], 0.2, kinds=2)
+    found = propose(looks, sorted(looks))
+    assert found is not None
+    assert sorted(np.bincount(list(found.part.values())).tolist()) == [1, 12, 12]
 
 
 def test_three_clients_are_too_few_to_propose() -> None:
@@ -160,16 +189,34 @@ def test_halves_are_disjoint_whole_and_the_same_in_every_round(digits: OwnPopula
 def test_sketches_keep_cosines() -> None:
     """Of updates u, u and -u the cosines are 1 and -1 after any projection; blocks that a network lacks are zero."""
     task = Task(small_net, (1, 8, 8), 10)
-    assert [len(names) for names in blocks(task)] == [1, 0, 1]
+    assert [len(names) for names in blocks(task)] == [1, 1]
     origin = task.init(0)
     update = {name: torch.randn(tensor.shape) for name, tensor in origin.items()}
     trained = {name: torch.stack([t + s * update[name] for s in (1, 2, -1)]) for name, t in origin.items()}
     found = sketches(task, trained, spread(origin, 3), seed=1)
-    assert found.shape[:2] == (3, BLOCKS)
-    for block in (0, 2):
-        assert float(found[0, block] @ found[1, block]) == pytest.approx(1.0, abs=1e-3)
-        assert float(found[0, block] @ found[2, block]) == pytest.approx(-1.0, abs=1e-3)
-    assert not found[:, 1].any()
+    assert found.shape[:2] == (3, 2)
+    for block in (0, 1):
+        assert torch.allclose(found[1, block], 2 * found[0, block], atol=1e-4)
+        assert torch.allclose(found[2, block], -found[0, block], atol=1e-4)
+
+
+def test_pulls_do_not_depend_on_label_shares_nor_on_the_round(digits: OwnPopulation) -> None:
+    """A client that has lost all samples of one class pulls with those of another as before.
+
+    The halves are drawn anew then, so what is compared is the sum over both, samples times their mean pull.
+    """
+    task = Task(small_net, digits.shape, digits.classes, digits.normalise)
+    whole = cohort(digits, task)
+    labels = whole.data[0].train.y
+    gone = int(labels.mode().values)
+    kept = [ClientData(d.train.take(torch.nonzero(d.train.y != gone)[:, 0]), d.test) for d in whole.data]
+    sums = []
+    for c in (whole, replace(whole, round=7, data=tuple(kept))):
+        sketch, scale, counts = pulls(c)
+        sums.append((sketch.float() * scale[:, None, None, :, None] * counts[..., None, None])[0].sum(0))
+    assert not sums[1][gone].any()
+    for kind in set(labels.tolist()) - {gone}:
+        assert torch.allclose(sums[0][kind], sums[1][kind], atol=0.01 * float(sums[0][kind].abs().max()))
 
 
 def on_digits(rounds: int = 8, **how: object) -> Result:
@@ -186,7 +233,7 @@ def test_groups_are_found_and_cost_little() -> None:
     model = 4 * (64 * 32 + 32 + 32 * 10 + 10)
     assert result.bytes_down + result.bytes_up < 1.1 * 2 * 20 * 24 * (model + 500)
     texts = [event.text for event in result.state.events]
-    assert any("becomes groups of 12, 12" in text for text in texts)
+    assert any("groups of 12, 12" in text for text in texts)
 
 
 @pytest.mark.parametrize("alpha", [None, 0.5])
@@ -226,5 +273,5 @@ def test_regression_has_groups_too(groups: int) -> None:
 def test_two_clients_need_no_groups() -> None:
     population = rows(([1.0, 2.0, 3.0], [1, 1, 0]), ([1.0, 2.0], [1, 0]))
     net = nn.Linear(1, 10)
-    result = run(METHODS["auto"](), population, net, rounds=FIRST_LOOKS + 1, seed=0, engine=_ONE)
+    result = run(METHODS["auto"](), population, net, rounds=FIRST_VISITS + 1, seed=0, engine=_ONE)
     assert result.n_clusters == 1

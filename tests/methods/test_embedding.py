@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from coterie import run
 from coterie.core import wire
@@ -24,12 +27,11 @@ from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.data.population import LazyPopulation
 from coterie.methods.embedding.autoencoder import Encoder
-from coterie.methods.embedding.bits import unpack_bits
+from coterie.methods.embedding.bits import in_blocks, unpack_bits
 from coterie.methods.embedding.messages import Embedded
 from coterie.methods.embedding.method import Embedding
 from coterie.simulation.simulator import EngineOptions, Simulator
 
-from ..tiny import one_weight, rows
 from .embedded import QUICK, ari, federation, net
 
 
@@ -143,16 +145,47 @@ def test_all_clusters_start_from_the_common_model(rotated: LazyPopulation, file:
         assert torch.equal(row(state.models, 3)[name], part)
 
 
-def test_regression_is_refused_in_one_sentence() -> None:
-    with pytest.raises(
-        CoterieError,
-        match="embedding needs classes, and regression has none",
-    ):
-        run(Embedding(), rows(([1.0], [2]), ([1.0], [6])), one_weight(), rounds=1, loss="mse")
-    part = Samples(torch.rand(6, 1, 8, 8, generator=torch_rng(0, "images")), torch.linspace(0, 1, 6))
-    measured = OwnPopulation(dict.fromkeys("abcd", ClientData(part, part)), (1, 8, 8), 1, Normalise())
-    with pytest.raises(CoterieError, match="these targets are not classes"):
-        run(Embedding(encoder_rounds=1), measured, net, rounds=1, loss=lambda out, y: ((out[:, 0] - y) ** 2).mean())
+def test_numbers_are_blocks_by_the_clients_own_quantiles() -> None:
+    """Of the targets 5, 1, 1, 9, 3, 7 there are m = 3, 0, 0, 5, 2, 4 smaller ones: block floor(m * 3 / 6).
+
+    The units do not count, and equal targets share a block.
+    """
+    codes, y = torch.arange(6.0)[:, None], torch.tensor([5.0, 1.0, 1.0, 9.0, 3.0, 7.0])
+    assert in_blocks(codes, y, "regression", 3)[1].tolist() == [1, 0, 0, 2, 1, 2]
+    assert in_blocks(codes, 1e6 + 1e3 * y.double(), "regression", 3)[1].tolist() == [1, 0, 0, 2, 1, 2]
+    assert in_blocks(codes, y, "regression", 1)[1].tolist() == [0] * 6
+    assert in_blocks(codes, torch.tensor([2, 0, 1, 0, 2, 1]), "classification", 3)[1].tolist() == [2, 0, 1, 0, 2, 1]
+    both, labels = in_blocks(codes[:2], torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), "multilabel", 3)
+    assert (both.flatten().tolist(), labels.tolist()) == ([0.0, 0.0, 1.0], [0, 1, 2])
+
+
+def turned(outputs: int) -> OwnPopulation:
+    """Twelve clients with numbers (or labels) that follow the place of a bright bar; half see it on its side."""
+    g = torch_rng(3, "bars")
+    clients = {}
+    for index in range(12):
+        place = torch.arange(64) % 8
+        images = 0.1 * torch.rand(64, 1, 8, 8, generator=g)
+        images[torch.arange(64), 0, place] += 1
+        images = images if index < 6 else images.transpose(2, 3)
+        noise = 0.01 * torch.rand(64, generator=g)
+        y = place + noise if outputs == 1 else (place[:, None] > torch.tensor([2, 4])).float()
+        part = Samples(images.contiguous(), y)
+        clients[f"{index:02}"] = ClientData(part, part)
+    kind: Any = "regression" if outputs == 1 else "multilabel"
+    return OwnPopulation(clients, (1, 8, 8), outputs, Normalise(), kind=kind)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_groups_are_found_where_targets_are_no_classes(outputs: int) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+
+    method = Embedding(encoder_rounds=2, flip=0.0, rule="height_ratio", lr=0.01, epochs=1)
+    result = run(method, turned(outputs), network, rounds=1, engine=EngineOptions(workers=1))
+    assert result.clusters == [0] * 6 + [1] * 6
+    one = run(replace(method, blocks=1), turned(outputs), network, rounds=1, engine=EngineOptions(workers=1))
+    assert one.n_clusters == 2
 
 
 def test_bad_embeddings_are_refused_by_name(rotated: LazyPopulation, file: str) -> None:

@@ -20,7 +20,7 @@ from coterie.methods.scaffold import Scaffold
 from coterie.report.formatting import method_title
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import check
-from coterie.runs.simulate import _with_rate
+from coterie.runs.simulate import with_scenario_rate
 
 from ..tiny import made
 
@@ -38,7 +38,7 @@ class Tilted(FedAvg):
 
 def rate(method: Method, population: Population) -> float:
     """The learning rate of a run's first round, as `run` takes it."""
-    driven = _with_rate(method, population)
+    driven = with_scenario_rate(method, population)
     assert isinstance(driven, LocalTraining)
     return driven.opt.rate(0)
 

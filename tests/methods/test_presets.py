@@ -72,6 +72,23 @@ def test_the_epochs_of_md_icfl_are_those_of_its_section_5_2(scenario: str, epoch
     assert on(scenario, "md-icfl").epochs == SCENARIOS[scenario].training["epochs"]
 
 
+@pytest.mark.parametrize("scenario", ["rotated-mnist", "rotated-digits"])
+def test_panm_trains_the_same_in_all_experiments(scenario: str) -> None:
+    """Its section 4.2, whatever the scenario recommends; tau is that of its Table 6, the only one it names."""
+    paper = on(scenario, "panm", preset="paper")
+    assert (paper.optimiser, paper.lr, paper.lr_decay, paper.momentum) == ("sgd", 0.08, 0.99, 0.9)
+    assert (paper.batch, paper.epochs, paper.t1, paper.tau, paper.l, paper.k) == (128, 3, 100, 10, 10, 5)
+    assert on(scenario, "panm", preset="paper", lr=0.5).lr == 0.5
+
+
+@pytest.mark.parametrize(("scenario", "batch", "clients"), [("femnist", 10, 5), ("celeba", 5, 10)])
+def test_fedcg_trains_on_leaf_as_its_section_4_says(scenario: str, batch: int, clients: int) -> None:
+    """LEAF's own rate of 0.01, which the scenario has, is not the paper's; elsewhere the paper says nothing."""
+    paper = on(scenario, "fedcg", preset="paper")
+    assert (paper.lr, paper.batch, paper.epochs, paper.fraction) == (0.001, batch, 1, clients)
+    assert on("rotated-digits", "fedcg", preset="paper").lr == SCENARIOS["rotated-digits"].training["lr"]
+
+
 def test_own_data_are_no_scenario_of_a_paper() -> None:
     """Their table still has the default name of a scenario, which is not theirs."""
     tables = {"method": "md-icfl", "settings": {"preset": "paper"}}

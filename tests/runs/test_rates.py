@@ -1,4 +1,4 @@
-"""The learning rate of own data: found by a test, kept in the configuration, shared by a comparison."""
+"""The learning rate where none is known: found by a test, kept in the configuration, shared by a comparison."""
 
 from __future__ import annotations
 
@@ -141,7 +141,38 @@ def test_a_run_writes_the_rate_to_its_configuration_and_says_it(own: Path, coter
 
 
 def test_named_scenarios_keep_their_rates(coterie: Command, tmp_path: Path) -> None:
-    said = coterie("run", "fedavg", "--clients", 4, "--rounds", 1, "--set", "lr=auto", "--out", tmp_path / "run")
+    said = coterie("run", "fedavg", "--clients", 4, "--rounds", 1, "--out", tmp_path / "run")
     assert said.code == 0, said.err
     assert "found by a test" not in said.out + said.err
     assert lr_of(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("asked", ["lr=auto", "optimiser=adam"])
+def test_a_scenario_is_tested_too_where_it_is_asked_for_or_trains_with_another_optimiser(
+    asked: str, coterie: Command, tmp_path: Path
+) -> None:
+    """The scenario's rate is for its own optimiser; what was found is said, written, and kept when it is resumed."""
+    small = ["--clients", 4, "--set", asked, "--set", "finetune_epochs=0"]
+    said = coterie("run", "fedavg", *small, "--rounds", 1, "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    found = lr_of(tmp_path / "run")
+    assert found in RATES
+    assert f"lr = {found:g}, found by a test on 4 clients" in said.out + said.err
+    assert coterie("resume", tmp_path / "run", "--rounds", 2).code == 0
+    assert lr_of(tmp_path / "run") == found
+    said = coterie("compare", "fedavg", "local", *small, "--rounds", 1, "--seeds", "0,1", "--out", tmp_path / "all")
+    assert said.code == 0, said.err
+    assert {lr_of(folder) for folder in (tmp_path / "all").glob("*-seed*")} == {found}
+
+
+def test_adam_learns_on_a_scenario_whose_rate_is_for_sgd() -> None:
+    """Adam's usual 0.001 is too small for its few steps; the same in Python, where lr may be auto as well."""
+    population = coterie.build("rotated-digits", seed=0, groups=1, clients=8)
+
+    def accuracy(**settings: Any) -> float:
+        method = coterie.method("fedavg", optimiser="adam", finetune_epochs=0, **settings)
+        return coterie.run(
+            method, population, lambda: nn.Sequential(nn.Flatten(), network(64, 10)), rounds=4, evaluate_every=4
+        ).accuracy
+
+    assert accuracy() == accuracy(lr="auto") > accuracy(lr=0.001) + 0.1

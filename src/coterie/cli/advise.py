@@ -22,12 +22,12 @@ def advise_on(tables: Mapping[str, Any], out: Path | None) -> None:
     config = from_tables(tables)
     folder = out or Path("runs") / f"advice-{cli_runs.subject(config)}"
     population = population_of(config.scenario, config.seed, config.task)
-    chosen = {**defaults_of(config), **config.settings}
+    chosen = {key: value for key, value in defaults_of(config).items() if key != "lr"}  # it is the optimiser's
     with cli_runs.the_same_command_goes_on():
         advice = advise(
             population,
             builder_of(config, population),
-            training=chosen,
+            training={**chosen, **config.settings},
             options=config,
             engine=config.engine,
             note=lambda text: Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True),

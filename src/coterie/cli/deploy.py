@@ -158,6 +158,9 @@ def join(
     most_questions: Annotated[
         int, typer.Option("--most-questions", help="questions about labels answered in this device's life; 0: any")
     ] = 30,  # as deploy.consent.MOST_QUESTIONS
+    least_noise: Annotated[
+        float, typer.Option("--least-noise", help="deviation of the noise on label shares behind such answers")
+    ] = 0.05,  # as deploy.consent.LEAST_NOISE
     most_epochs: EpochsOption = 1000,
 ) -> None:
     """Take part in a run as a client, or as several, with data that stay here."""
@@ -173,7 +176,7 @@ def join(
 
     if bool(name) == bool(names):
         raise CoterieError("Give either --name for one client, or --names for several in this process.")
-    consent = Consent(refused_words(refuse), least_flip, most_questions)
+    consent = Consent(refused_words(refuse), least_flip, most_questions, least_noise)
     check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:

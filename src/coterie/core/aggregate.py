@@ -3,10 +3,10 @@
 Every method that averages models does it here; which rule it uses is the setting `aggregate`:
 
 - `mean`: the weighted mean, as the papers have it (McMahan et al. 2017). One false reply moves it as far as it likes.
-- `clipped`: the weighted mean after updates longer than `LONGEST` times the cluster's median length are shortened to
-  that length (norm clipping: Sun et al. 2019, "Can you really backdoor federated learning?"; around the model that was
-  sent: Karimireddy et al. 2021, "Learning from history for Byzantine robust optimization"; between peers, around the
-  peer's own model: He et al. 2022, "Byzantine-robust decentralized learning via ClippedGossip").
+- `clipped`: the weighted mean after updates that are long beside the cluster's median are shortened (`lengths`; norm
+  clipping: Sun et al. 2019, "Can you really backdoor federated learning?"; around the model that was sent: Karimireddy
+  et al. 2021, "Learning from history for Byzantine robust optimization"; between peers, around the peer's own model:
+  He et al. 2022, "Byzantine-robust decentralized learning via ClippedGossip").
 - `median`: number by number, the median of the replies (Yin et al. 2018, "Byzantine-robust distributed learning").
 - `trimmed`: number by number, the mean without the highest and the lowest fifth (the same paper).
 - `krum`: the mean of the replies that are nearest to the others (multi-Krum; Blanchard et al. 2017, "Machine learning
@@ -17,7 +17,7 @@ Every method that averages models does it here; which rule it uses is the settin
 What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` upper quartiles of its
 cluster, so that fewer than a quarter gain little by claiming many samples (`capped`); and an update more than `FAR`
 times as long as the median of all replies of a round, and as long as the model itself, is not used at all, neither for
-the mean nor for finding clusters (`too_long`).
+the mean nor for finding clusters (`too_long`). Both are in `lengths`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from coterie.core.devices import there
+from coterie.core.lengths import FAR, capped, clip_factors, distances, members_of, middle
 from coterie.core.rows import RowMath
-from coterie.core.spill import column_blocks, row_blocks
+from coterie.core.spill import column_blocks
 from coterie.core.states import (
     Picked,
     Seen,
@@ -51,23 +52,11 @@ from coterie.core.states import (
 
 Rule = Literal["mean", "clipped", "median", "trimmed", "krum", "geometric"]
 RULES: tuple[Rule, ...] = get_args(Rule)
-LONGEST = 4.0
-"""`clipped` shortens updates to this many median lengths. Honest updates reached 3.8 on multi-source-digits."""
-HEAVIEST = 1.25
-"""No reply weighs more than this many upper quartiles of the weights. It is above 1 so that sizes which differ little,
-as honest ones mostly do, stay as they are."""
 REACH = 2.0
 """Between peers `clipped` goes no farther than this many median distances."""
-FAR = 10.0
-"""An update this many times as long as the median is not an honest one."""
-MARKED = 1.0
-"""... if it is also longer than so many times the model that was sent."""
-FEWEST = 4
-"""Among fewer replies than this none can be called the odd one."""
 _TRIM = 0.2
 _WEISZFELD_STEPS = 32
 _NEAR = 1e-6  # nu of the smoothed Weiszfeld algorithm
-_TINY = torch.finfo(torch.float64).tiny
 
 
 def combined(
@@ -87,7 +76,7 @@ def combined(
         shorter = _shortened_columns(models, start, clip_factors(models, start, weights, groups))
         return group_means(models, weights, groups, previous, shorter)
     result = {name: tensor.clone() for name, tensor in previous.items()}
-    for group, members in _members(weights, groups):
+    for group, members in members_of(weights, groups):
         one = _RULES[rule](models, members, weights[members])
         for name, tensor in one.items():
             result[name][group] = tensor
@@ -99,55 +88,6 @@ def combined_one(rule: Rule, models: Stack, weights: Tensor, sent: State) -> Sta
     if not bool((weights > 0).any()):  # no client has a sample: all weigh the same
         weights = torch.ones(count(models), dtype=torch.float64)
     return row(combined(rule, models, weights, torch.zeros(count(models), dtype=torch.int64), stack([sent])), 0)
-
-
-def too_long(rule: Rule, models: Stack, sent: Stack | Picked) -> dict[int, float]:
-    """Replies whose updates no honest client makes: their rows, and how many median lengths they have.
-
-    Late in training most clients hardly move any more, and an honest one that still learns is many medians long. So an
-    update must also be long beside the model that was sent (`MARKED`).
-    """
-    if rule == "mean" or count(models) < FEWEST:
-        return {}
-    lengths = distances(models, sent)
-    median = _middle(lengths)
-    if not median:
-        return {}
-    found = {}
-    for place in torch.nonzero(lengths > FAR * median)[:, 0].tolist():
-        first = {name: part(sent, name, slice(place, place + 1)) for name in models}
-        origin = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
-        if float(lengths[place]) > MARKED * float(distances(first, origin)[0]):
-            found[place] = float(lengths[place] / median)
-    return found
-
-
-def capped(weights: Tensor, groups: Tensor) -> Tensor:
-    """Weights of which none is below 0 or above `HEAVIEST` upper quartiles of its group.
-
-    Sizes are what clients say. Where fewer than a quarter of a group are false, the quartile is at most the weight of
-    its largest honest member, whatever the false ones claim.
-    """
-    result = weights.double().clamp_min(0)
-    for _, members in _judged(result, groups):
-        quartile = result[members].sort().values[-(-3 * len(members) // 4) - 1]
-        result[members] = result[members].clamp_max(HEAVIEST * float(quartile))
-    return result
-
-
-def clip_factors(models: Stack, start: Stack | Picked, weights: Tensor, groups: Tensor) -> Tensor:
-    """By what each update is multiplied, [C]: 1, or less where it is longer than `LONGEST` medians of its group."""
-    lengths = distances(models, start)
-    factors = torch.ones(len(groups), dtype=torch.float64)
-    for _, members in _judged(weights, groups):
-        limit = LONGEST * _middle(lengths[members]) or float("inf")
-        factors[members] = (limit / lengths[members].clamp_min(_TINY)).clamp_max(1.0)
-    return factors
-
-
-def _judged(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
-    """The groups with enough members to say what is usual among them."""
-    return [(group, members) for group, members in _members(weights, groups) if len(members) >= FEWEST]
 
 
 def _shortened_columns(models: Stack, start: Stack | Picked, factors: Tensor) -> Seen:
@@ -166,20 +106,6 @@ def _shortened_columns(models: Stack, start: Stack | Picked, factors: Tensor) ->
         return numbers.index_copy(0, touched, exact.to(numbers.dtype) if whole else first)
 
     return shorter
-
-
-def distances(models: Stack | Picked, others: Stack | Picked) -> Tensor:
-    """Euclidean distance of each model to the other in the same row, [C], floating-point entries alone."""
-    entries = models if isinstance(models, dict) else models.models
-    total = torch.zeros(count(models) if isinstance(models, dict) else len(models.index), dtype=torch.float64)
-    for name, tensor in entries.items():
-        if not tensor.is_floating_point():
-            continue
-        for rows in row_blocks(total.shape[0], tensor[:1].numel()):
-            apart = there(part(models, name, rows), double=True).to(torch.float64, copy=True)
-            squares = apart.sub_(part(others, name, rows).to(apart.device).double()).square_()
-            total[rows] += (squares.flatten(1).sum(1) if squares.dim() > 1 else squares).cpu()
-    return total.sqrt()
 
 
 # --- between peers ----------------------------------------------------------------------------------------------------
@@ -238,7 +164,7 @@ def _reach(lengths: Tensor) -> float:
     Of few partners most may be false, so (ours) the nearest one counts too: no farther than `REACH` squared times it.
     """
     apart = lengths[lengths > 0]
-    return REACH * min(_middle(apart), REACH * float(apart.min())) if len(apart) else 0.0
+    return REACH * min(middle(apart), REACH * float(apart.min())) if len(apart) else 0.0
 
 
 def _pair_distances(models: Stack, first: Tensor, second: Tensor, math: RowMath | None) -> Tensor:
@@ -256,18 +182,6 @@ def _pair_distances(models: Stack, first: Tensor, second: Tensor, math: RowMath 
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
-
-
-def _middle(amounts: Tensor) -> float:
-    """The median of those above 0, the lower of two; 0 where there is none."""
-    positive = amounts[amounts > 0]
-    return float(positive.median()) if len(positive) else 0.0
-
-
-def _members(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
-    """Each group that has members, with the places of those that weigh something."""
-    used = weights > 0
-    return [(group, torch.nonzero(used & (groups == group))[:, 0]) for group in groups[used].unique().tolist()]
 
 
 def _of_numbers(rule: Callable[[Tensor], Tensor], models: Stack, members: Tensor) -> State:

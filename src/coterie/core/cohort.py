@@ -40,6 +40,7 @@ class Cohort:
     secret: str | None = None
     """What only this device knows; None in the simulator, whose clients' secrets follow from the seed."""
     least_flip: float = 0.0
+    least_noise: float = 0.0
     """The least flip probability that this device agrees to."""
 
     def __len__(self) -> int:

@@ -58,6 +58,7 @@ class Setting:
     secret: str | None = None
     """What only this device knows, and the least flip probability it agrees to (see `deploy.consent`)."""
     least_flip: float = 0.0
+    least_noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,4 +124,5 @@ def cohort_of(setting: Setting, job: Job, owner: Any = None) -> Cohort:
         memory=job.memory,
         secret=setting.secret,
         least_flip=setting.least_flip,
+        least_noise=setting.least_noise,
     )

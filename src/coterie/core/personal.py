@@ -1,6 +1,6 @@
-"""A model for one client alone: the best of some candidates, each as it is and after a little training on its own data.
+"""A model for one client alone: the one it has, or that after a little training on its own data where that is better.
 
-All of it happens on the client, and its own held-out samples decide; nothing of it leaves the client but the scores.
+All of it happens on the client, and its own samples decide; nothing of it leaves the client but the scores.
 """
 
 from __future__ import annotations
@@ -8,77 +8,95 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.core.evaluation import own_losses
+from coterie.core.evaluation import sample_losses
 from coterie.core.optimiser import Optimiser
-from coterie.core.samples import ClientData
-from coterie.core.states import Stack, concat, take
+from coterie.core.samples import ClientData, Samples
+from coterie.core.states import Stack
 from coterie.core.training import local_sgd
 
-_HELD_OUT = 0.2
-_FEWEST = 2
-"""With fewer training samples nothing can be held out: such a client keeps the first candidate as it is."""
+_FOLDS = 3
+_SURE = 2.0
+"""So many standard errors above 0 must the mean gain be.
+
+On rotated-digits (35 samples a client, seeds 0 to 2) the better of the two on a fifth that was held out cost FedAvg 1.4
+points of accuracy on average, and this rule 0.0; where tuning gains 43 points (labels cycled, 96 samples) both take it.
+"""
+_LOST = 1e30
 
 
 @dataclass(frozen=True)
 class Personal:
-    """What each client of a cohort takes, [C] each: the model, which candidate it began as, and whether it is tuned."""
+    """What each client of a cohort takes, [C] each: the model, and whether it is tuned."""
 
     models: Stack
-    candidate: Tensor
     tuned: Tensor
 
 
-def personal_models(c: Cohort, candidates: Sequence[Stack], opt: Optimiser) -> Personal:
-    """Every client's best of the candidates and of their fine-tuned forms, by its own validation loss.
+def personal_models(c: Cohort, models: Stack, opt: Optimiser) -> Personal:
+    """Every client's own model, one a client, or that model after a little training, where its own data are sure of it.
 
-    Each candidate is a stack with one model a client. A client without a validation part holds out a fifth of its
-    training part for the choice, and trains the tuned model that it chose once more, on all of it. Of equal losses the
-    earlier candidate is taken, and the untuned form of it. With `opt.epochs = 0` nothing is tuned.
+    A client with a validation part tunes on its training part and compares the two there, sample by sample. One without
+    does so on each third of its training part, with a model that is tuned on the other two; what it then takes is tuned
+    on all of it. The gain in loss must be two standard errors above 0: few samples change nothing by chance.
     """
-    trial = held_out(c)
-    forms: list[Stack] = []
-    for models in candidates:
-        forms += [models, local_sgd(trial, models, opt, purpose="finetune")] if opt.epochs else [models]
-    losses = torch.stack([own_losses(trial, form, "valid") for form in forms])
-    losses = losses.nan_to_num(torch.inf, torch.inf, torch.inf)
-    losses[1:, torch.tensor([client.valid is None and len(client.train) < _FEWEST for client in c.data])] = torch.inf
-    best = losses.argmin(0)
-    step = 2 if opt.epochs else 1
-    candidate, tuned = best // step, best % step == 1
-    chosen = [_own_row(forms, int(form), index) for index, form in enumerate(best)]
-    again = [i for i, client in enumerate(c.data) if bool(tuned[i]) and client.valid is None]
-    if again:
-        start = concat([_own_row(candidates, int(candidate[i]), i) for i in again])
-        whole = local_sgd(_some(c, again), start, opt, purpose="finetune")
-        for place, index in enumerate(again):
-            chosen[index] = take(whole, torch.tensor([place]))
-    return Personal(concat(chosen), candidate, tuned)
+    whole = local_sgd(c, models, opt, purpose="finetune")
+    gains: list[list[Tensor]] = [[] for _ in c.ids]
+    for fold in range(_FOLDS):
+        places = [i for i, client in enumerate(c.data) if client.valid is None and len(client.train) > 1]
+        if not places:
+            break
+        part = _some(c, places, [_held(c, i, fold) for i in places])
+        own = {name: tensor[torch.tensor(places)] for name, tensor in models.items()}
+        tuned = local_sgd(part, own, opt, purpose="finetune")
+        for at, (place, client) in enumerate(zip(places, part.data, strict=True)):
+            assert client.valid is not None
+            gains[place].append(_gain(c, _row(own, at), _row(tuned, at), client.valid))
+    for place, client in enumerate(c.data):
+        if client.valid is not None:
+            gains[place].append(_gain(c, _row(models, place), _row(whole, place), client.valid))
+    sure = torch.tensor([bool(gain) and _is_sure(torch.cat(gain)) for gain in gains])
+    chosen = {
+        name: torch.where(sure.reshape(-1, *[1] * (tensor.dim() - 1)), whole[name], tensor)
+        for name, tensor in models.items()
+    }
+    return Personal(chosen, sure)
 
 
-def held_out(c: Cohort) -> Cohort:
-    """The same clients, each with a validation part: its own, or a fifth of its training part."""
-
-    def parted(index: int, client: ClientData) -> ClientData:
-        if client.valid is not None or len(client.train) < _FEWEST:
-            return client
-        order = c.rng(index, "held out").permutation(len(client.train))
-        cut = max(1, round(_HELD_OUT * len(client.train)))
-        kept, held = (torch.from_numpy(np.sort(part)) for part in (order[cut:], order[:cut]))
-        return ClientData(client.train.take(kept), lambda: client.test, client.train.take(held))
-
-    return replace(c, data=tuple(parted(index, client) for index, client in enumerate(c.data)))
+def _held(c: Cohort, index: int, fold: int) -> ClientData:
+    """One client with a third of its training part held out (of two samples, one; then none)."""
+    client = c.data[index]
+    order = torch.from_numpy(c.rng(index, "held out").permutation(len(client.train)))
+    held = torch.zeros(len(order), dtype=torch.bool)
+    held[order[fold::_FOLDS]] = True
+    kept = (~held).nonzero().flatten()
+    return ClientData(client.train.take(kept), lambda: client.test, client.train.take(held.nonzero().flatten()))
 
 
-def _some(c: Cohort, places: Sequence[int]) -> Cohort:
-    """Some clients of a cohort."""
+def _gain(c: Cohort, before: Stack, after: Stack, samples: Samples) -> Tensor:
+    """By how much the loss of each sample is lower after the tuning."""
+    if not len(samples):
+        return torch.zeros(0, dtype=torch.float64)
+    losses = [sample_losses(c.task, models, samples)[0].double() for models in (before, after)]
+    first, second = (loss.nan_to_num(_LOST, _LOST, _LOST) for loss in losses)
+    return first - second
+
+
+def _is_sure(gain: Tensor) -> bool:
+    if not len(gain):
+        return False
+    spread = gain.std(correction=1) if len(gain) > 1 else torch.tensor(torch.inf)
+    return bool(gain.mean() > 0) and bool(gain.mean() > _SURE * spread / len(gain) ** 0.5)
+
+
+def _some(c: Cohort, places: Sequence[int], data: Sequence[ClientData]) -> Cohort:
+    """Some clients of a cohort, with other data."""
     memory = tuple(c.memory[i] for i in places) if c.memory else ()
-    return replace(c, ids=tuple(c.ids[i] for i in places), data=tuple(c.data[i] for i in places), memory=memory)
+    return replace(c, ids=tuple(c.ids[i] for i in places), data=tuple(data), memory=memory)
 
 
-def _own_row(stacks: Sequence[Stack], which: int, index: int) -> Stack:
-    return {name: tensor[index : index + 1] for name, tensor in stacks[which].items()}
+def _row(models: Stack, index: int) -> Stack:
+    return {name: tensor[index : index + 1] for name, tensor in models.items()}

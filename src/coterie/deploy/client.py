@@ -92,6 +92,8 @@ class Device:
         self._own, self._at_end = (model, *code), at_end
         self._secret, self._consent = secret, consent or Consent()
         self._settings: dict[RunSpec, Setting] = {}
+        self.outbox = memory / "outbox"
+        """Where a long answer lies until it has arrived."""
 
     @cached_property
     def hello(self) -> Hello:
@@ -173,7 +175,8 @@ class Device:
         if spec.shape != tuple(data.shape):
             raise CoterieError(f"The run is about inputs of shape {spec.shape}, not {tuple(data.shape)}.")
         method, task = _learnt(spec, self._own, self._most_epochs)
-        return Setting(method, task, data, spec.seed, self._secret, self._consent.least_flip)
+        consent = self._consent
+        return Setting(method, task, data, spec.seed, self._secret, consent.least_flip, consent.least_noise)
 
 
 @lru_cache(maxsize=1)

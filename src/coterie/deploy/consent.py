@@ -21,6 +21,8 @@ SECRET_VARIABLE = "COTERIE_SECRET"
 """A secret from the environment instead of the file, for devices whose disk is not their own."""
 MOST_QUESTIONS = 30
 """Unless its owner says otherwise, a device answers so many questions about its labels."""
+LEAST_NOISE = 0.05
+"""... and adds noise of this standard deviation to the label shares that its answers are made from."""
 _SECRET, _ASKED = "secret", "questions"
 
 
@@ -33,6 +35,8 @@ class Consent:
     """The least probability with which the bits of an embedding are flipped, whatever the run says."""
     most_questions: int = 0
     """How many questions about its labels a device answers in its life; 0: any number."""
+    least_noise: float = 0.0
+    """The least standard deviation of the noise on label shares behind such answers (MD-ICFL's strong privacy)."""
 
     def __post_init__(self) -> None:
         check_flip(self.least_flip, "--least-flip")
@@ -41,6 +45,8 @@ class Consent:
                 raise unknown("thing to refuse", word, TELLS)
         if self.most_questions < 0:
             raise CoterieError(f"--most-questions must be at least 0, not {self.most_questions}.")
+        if not 0 <= self.least_noise <= 1:
+            raise CoterieError(f"--least-noise must be from 0 to 1, not {self.least_noise}.")
 
     def tells(self, word: str) -> bool:
         """Whether this device tells such a thing (a word of `TELLS`)."""

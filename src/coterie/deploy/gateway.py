@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from coterie.core.errors import CoterieError
@@ -16,6 +17,10 @@ class Member(Protocol):
     @property
     def name(self) -> str:
         """How it is called in messages to its user."""
+
+    @property
+    def outbox(self) -> Path:
+        """Where a long answer lies until it has arrived."""
 
     def introduce(self) -> tuple[str, bytes | None]:
         """What it says of itself, as it is sent: a `Hello`, or a bundle of them."""
@@ -37,6 +42,7 @@ class Gateway:
         if not 1 <= len(names) <= MOST_CLIENTS:
             raise CoterieError(f"A gateway has 1 to {MOST_CLIENTS} clients, not {len(names)}; start several.")
         self._devices = dict(zip(names, devices, strict=True))
+        self.outbox = devices[0].outbox
         self.name = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
     def introduce(self) -> tuple[str, bytes | None]:

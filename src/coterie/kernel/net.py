@@ -47,9 +47,9 @@ class Layer:
     domains: int = 0
     residual: int = -1
     scale: int = -1
-    rate: float = 0.0
+    rate: float = field(default=0.0, kw_only=True)
     """Of dropout, which also says what it is applied to: maps (channels, height, width) or vectors (features,)."""
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core import spill, wire
-from coterie.core.aggregate import too_long
 from coterie.core.cohort import Cohort, Memory
 from coterie.core.federation import Federation, Nothing, Replies, on_client
+from coterie.core.lengths import too_long
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Picked, Stack, State, row
@@ -207,13 +207,13 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
     def usable(
         self, fed: Federation, replies: Replies[R], sent: Stack | Picked, models: Stack | None = None
     ) -> Replies[R]:
-        """The replies without those whose update no honest client makes (see `aggregate.too_long`), refused by name.
+        """The replies without those whose update no honest client makes (see `lengths.too_long`), refused by name.
 
         `sent` holds the model that each reply began with; `models` is what to look at if not the replies' models.
         """
         if replies.value is None:
             return replies
-        far = too_long(self.aggregate, replies.value.model if models is None else models, sent)
+        far = {} if self.aggregate == "mean" else too_long(replies.value.model if models is None else models, sent)
         for place, times in far.items():
             fed.refuse(replies.ids[place], f"its update is {times:.3g} times as long as the median of this round")
         if not far:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, State, spread, stack
+from coterie.core.states import Stack, State, flat, row, spread, stack, unflat
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
-from coterie.methods.rate_trial import RateTrial, TrialLosses, trial_cohort, trial_losses, trial_steps
+from coterie.methods.rate_trial import ModelRows, RateTrial, TrialLosses, Tried, trial_cohort, trial_losses, trial_steps
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,20 @@ class FedAvg(ServerMethod[Global]):
         return Trained(local_sgd(c, spread(sent.models, len(c)), self.opt), c.size)
 
     @on_client("models")
-    def try_rate(self, c: Cohort, sent: RateTrial) -> Trained:
+    def try_rates(self, c: Cohort, sent: RateTrial) -> Tried:
         """On the client: a round of the test that finds a learning rate before the run (`runs.rates`)."""
-        trial = trial_cohort(c, self.opt)
-        return Trained(trial_steps(trial, sent.models, self.opt, sent.rate, sent.turn), trial.size)
+        trial, start = trial_cohort(c, self.opt), unflat(sent.numbers, stack([c.task.init(c.seed)] * len(sent.numbers)))
+        after = [
+            flat(trial_steps(trial, row(start, index), self.opt, float(rate), sent.turn))
+            for index, rate in enumerate(sent.rates.tolist())
+        ]
+        return Tried(torch.stack(after, 1), trial.size)
 
     @on_client("scores")
-    def tell_trial_losses(self, c: Cohort, sent: Models) -> TrialLosses:
+    def tell_trial_losses(self, c: Cohort, sent: ModelRows) -> TrialLosses:
         """On the client: how models of that test do."""
-        return TrialLosses(trial_losses(trial_cohort(c, self.opt), sent.models))
+        models = unflat(sent.numbers, stack([c.task.init(c.seed)] * len(sent.numbers)))
+        return TrialLosses(trial_losses(trial_cohort(c, self.opt), models))
 
     def model_for(self, state: Global, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """Everyone uses the one model."""

@@ -22,7 +22,8 @@ from coterie.methods.shared_part import TrainedPart
 class FedRep(FedPer):
     """tau_h steps on the head h_i with phi fixed, tau_phi on phi with h_i fixed; phi <- the mean (Algorithm 1).
 
-    Here the steps are epochs: `head_epochs` for h_i, `epochs` for phi. Ours: h_i begins as in the common initial model.
+    Here the steps are epochs, as in public code: `head_epochs` for h_i, then `epochs` for phi, and the mean is a plain
+    one. Ours: h_i begins as in the common initial model.
     """
 
     head_epochs: int = field(default=5, metadata={"help": "epochs on the head (tau_h); `epochs` are those on the rest"})

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from coterie.core.aggregate import Rule
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.federation import Federation
-from coterie.core.optimiser import DEFAULT_RATES, Optimiser, OptimiserName
+from coterie.core.optimiser import Optimiser, OptimiserName
 from coterie.core.settings import AUTO, left_open
 from coterie.core.task import Task
 
@@ -25,12 +25,13 @@ class LocalTraining:
 
     epochs: int = field(default=5, metadata={"help": "local epochs per round"})
     batch: int = field(default=32, metadata={"help": "batch size; 0 is the whole training set"})
-    lr: float | None = field(
+    lr: float | Literal["auto"] | None = field(
         default=None,
         metadata={
-            "help": "learning rate; auto: the scenario's, and for own data one found by a short test before the run",
-            "shown": f"auto; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
-            AUTO: None,
+            "help": "learning rate; not set: the scenario's for this optimiser, and where there is none (own data), or "
+            "with auto, one found by a short test before the run",
+            "shown": "not set",
+            AUTO: AUTO,
         },
     )
     momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
@@ -80,7 +81,7 @@ class LocalTraining:
             object.__setattr__(self, name, value)
         self._require(self.epochs >= 1, "epochs", "be at least 1")
         self._require(self.batch >= 0, "batch", "be at least 0")
-        self._require(self.lr is None or self.lr > 0, "lr", "be above 0")
+        self._require(self.lr is None or self.lr == "auto" or self.lr > 0, "lr", "be above 0")
         self._require(0 <= self.momentum < 1, "momentum", "lie in [0, 1)")
         self._require(self.weight_decay >= 0, "weight_decay", "be at least 0")
         self._require(0 < self.lr_decay <= 1, "lr_decay", "lie in (0, 1]")
@@ -134,13 +135,17 @@ class LocalTraining:
     @property
     def opt(self) -> Optimiser:
         """The local training."""
-        return Optimiser(
-            self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, self.lr_decay, self.optimiser
-        )
+        lr = None if self.lr == "auto" else self.lr
+        return Optimiser(self.epochs, self.batch, lr, self.momentum, self.weight_decay, self.lr_decay, self.optimiser)
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether its rate is a number; without one, it is to be found by a test (`runs.rates`)."""
+        return self.lr is not None and self.lr != "auto"
 
     def tuning(self, round: int) -> Optimiser:
         """The training that makes a client's model its own: a few epochs at a fifth of the round's rate.
 
-        With that rate it cost no client more than a point of accuracy where we tried it, and helped most of them.
+        `core.personal` has each client keep the model it had where its own samples are not sure of a gain.
         """
         return replace(self.opt, epochs=self.finetune_epochs, lr=_TUNING_RATE * self.opt.rate(round), lr_decay=1.0)

@@ -23,8 +23,9 @@ class PFedMe(PersonalMethod):
     """theta_i(w) ~ argmin f_i(theta) + lambda/2 |theta - w|^2;  w <- w - eta lambda (w - theta_i(w))  (Algorithm 1).
 
     `lr` is the rate of the K steps on theta, `outer_lr` is eta. The R local rounds are the batches of `epochs` epochs.
-    Ours: theta begins as w and goes on from batch to batch, only sampled clients train, each uses its last theta, and
-    the defaults suit tens of rounds.
+    As in the authors' code theta begins as the w that is sent and goes on from batch to batch; there all clients train
+    and the sampled ones are averaged by their samples, here the sampled ones train, with equal weights (the paper's
+    mean over S). A client uses its last theta. The defaults are ours, for tens of rounds.
     """
 
     momentum: float = field(default=0.0, metadata={"help": "momentum of the steps on theta"})

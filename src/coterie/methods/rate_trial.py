@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,11 +23,28 @@ _STEPS, _STEPS_LARGE, _LARGE = 20, 5, 1_000_000
 
 @dataclass(frozen=True)
 class RateTrial:
-    """Train this model at this rate, as in this round of the test."""
+    """Train each of these models, rows of numbers [K, P], at its rate [K], as in this round of the test."""
 
-    models: State
-    rate: float
+    numbers: Tensor
+    rates: Tensor
     turn: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The models after that, [C, K, P]; one that has diverged may be anything. `seen` counts samples."""
+
+    numbers: Tensor
+    seen: Tensor
+
+    unbounded: ClassVar[tuple[str, ...]] = ("numbers",)
+
+
+@dataclass(frozen=True)
+class ModelRows:
+    """Models as rows of numbers, [K, P]."""
+
+    numbers: Tensor
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,8 @@ class TrialLosses:
     """The loss of each of the models that were sent on a client's samples of the test, [C, K]."""
 
     losses: Tensor
+
+    unbounded: ClassVar[tuple[str, ...]] = ("losses",)
 
 
 def trial_clients(ids: list[ClientId], seed: int) -> list[ClientId]:

@@ -66,8 +66,8 @@ class Examination:
     """The score of a constant answer: the most frequent class, or the mean, of the client's training part."""
     tuned_correct: Tensor | None
     tuned_score: Tensor | None
-    """The same of the model after a little training on the client's own data, or of the model as it is, whichever does
-    better on the samples that the client holds out."""
+    """The same of the model after a little training on the client's own data, or of the model as it is where samples
+    that the client holds out do not surely gain by that."""
 
     unbounded: ClassVar[tuple[str, ...]] = (
         *("loss", "score", "floor", "tuned_correct", "tuned_score"),
@@ -92,8 +92,8 @@ def floors(c: Cohort) -> Floors:
 
 
 def finetuned(given: Use, opt: Optimiser) -> Use:
-    """The same clients with the better of their model and of that model after a little training, each by its choice."""
-    return Use(given.cohort, personal_models(given.cohort, [given.models], opt).models, given.cluster)
+    """The same clients with their model, or with that model after a little training where a client is sure of it."""
+    return Use(given.cohort, personal_models(given.cohort, given.models, opt).models, given.cluster)
 
 
 def assessed(given: Use) -> Assessment:

@@ -128,6 +128,8 @@ def _meta(result: Mapping[str, Any]) -> str:
     ]
     if result.get("engine"):
         facts.append(str(result["engine"]))
+    if result.get("inputs"):
+        facts.append(f"inputs {result['inputs']}")
     return " · ".join(facts)
 
 

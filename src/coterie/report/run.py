@@ -58,7 +58,7 @@ def run(
     which more is better, or `coterie.Metric(name, function, lower_is_better=True)`.
     A round is closed when the share `quorum` of its clients has answered; later replies are dropped, or used (`late`).
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
-    same state, bit for bit, as a run that was never interrupted.
+    same state as a run that was never interrupted: bit for bit on the same kind of CPU with the same torch.
     """
     return simulate(
         method,

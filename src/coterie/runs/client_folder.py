@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coterie.core.settings import to_toml
+from coterie.data.scaling import said
 from coterie.data.schema import SCHEMA_FILE, schema_of
 from coterie.deploy.client import AtEnd
 from coterie.methods.base import RoundMethod
@@ -70,5 +71,6 @@ def _result(end: AtEnd, method: RoundMethod[object]) -> Result:
         client_ids=[end.name],
         truth=None,
         engine=f"client {end.name}",
+        inputs=said(end.spec.normalise, end.spec.shape),
         title=method.training.title,
     )

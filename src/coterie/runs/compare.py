@@ -123,28 +123,30 @@ def _home(out: Path, config: RunConfig, seed: int) -> Path:
 
 
 def _rated(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path, view: ComparisonView) -> Sequence[RunConfig]:
-    """The configurations with one learning rate for each kind of optimiser, where own data have none.
+    """The configurations with one learning rate for each kind of optimiser, where they have none (see `rated`).
 
     It is found once, with the first seed, or kept from the runs that the folder holds already.
     """
     rates: dict[tuple[str, float], float] = {}
-    own = [config for config in configs if config.scenario.data is not None and _optimiser(config)[1] is None]
-    for config in own:
+    without = [config for config in configs if _optimiser(config)[1] in (None, "auto")]
+    for config in without:
         for seed in seeds:
             folder = _home(out, config, seed)
             if (folder / CONFIG_FILE).is_file():
                 rates |= {_optimiser(config)[0]: rate for rate in [config_of(folder).settings.get("lr")] if rate}
-    for config in own:
+    for config in without:
         if _optimiser(config)[0] not in rates:
             population = population_of(config.scenario, seeds[0], config.task)
             rates[_optimiser(config)[0]] = rated(replace(config, seed=seeds[0]), population, view.note).settings["lr"]
     return [
-        replace(config, settings={**config.settings, "lr": rates[_optimiser(config)[0]]}) if config in own else config
+        replace(config, settings={**config.settings, "lr": rates[_optimiser(config)[0]]})
+        if config in without
+        else config
         for config in configs
     ]
 
 
-def _optimiser(config: RunConfig) -> tuple[tuple[str, float], float | None]:
+def _optimiser(config: RunConfig) -> tuple[tuple[str, float], object]:
     """What a rate belongs to, and the rate where one is set."""
     method = config.build_method(defaults_of(config))
     return (method.optimiser, method.momentum), method.lr

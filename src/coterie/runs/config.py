@@ -179,13 +179,14 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
         )
     fields = {f.name: f for f in dataclasses.fields(RunConfig)}
     values: dict[str, Any] = {}
+    _check_places(tables)
     for key, value in tables.items():
         if key not in fields:
             raise unknown("setting", key, fields)
         if key in _TABLES or key == "settings":
             if not isinstance(value, Mapping):
                 raise CoterieError(f"{key} must be a table ([{key}]), not {shown(value)}.")
-            values[key] = from_settings(_TABLES[key], value, key) if key in _TABLES else _set(value)
+            values[key] = from_settings(_TABLES[key], value, key) if key in _TABLES else dict(value)
         else:
             values[key] = coerce(_PLAIN[key], value, key)
     if "method" not in values:
@@ -197,9 +198,20 @@ def from_tables(tables: Mapping[str, Any]) -> RunConfig:
     return dataclasses.replace(config, settings={key: settings.get(key, own) for key, own in config.settings.items()})
 
 
-def _set(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a method; a rate that is "auto" is one that is not set."""
-    return {key: value for key, value in settings.items() if (key, value) != ("lr", "auto")}
+def _check_places(tables: Mapping[str, Any]) -> None:
+    """Refuse a name that another table has, and say which."""
+    method = tables.get("method")
+    own = chosen_method(method).__dataclass_fields__ if isinstance(method, str) else {}
+    names = {name: set(kind.__dataclass_fields__) for name, kind in _TABLES.items()}
+    names |= {"settings": {*own, "preset"}, "": {*_PLAIN, "settings", *_TABLES}}
+    for table, keys in [("", tables), *((name, part) for name, part in tables.items() if isinstance(part, Mapping))]:
+        for key in keys:
+            homes = [home for home, known in names.items() if key in known]
+            if homes and table in names and table not in homes:
+                owner = {"": "the run", "settings": method}.get(table, table)
+                where = {"": f"{key}, outside the tables", "settings": f"a setting of {method}"}
+                said = " or ".join(where.get(home, f"{home}.{key}") for home in homes)
+                raise CoterieError(f"There is no setting of {owner} {key!r}; it is {said}.")
 
 
 _PLAIN: dict[str, Any] = {

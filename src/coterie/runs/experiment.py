@@ -155,7 +155,8 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
     if config.scenario.data is None and config.scenario.name not in SCENARIOS:
         build(config.scenario.name, seed=config.seed)  # refuses the name
     population = population_of(config.scenario, config.seed, config.task)
-    config = rated(config, population, views.note)
+    if not resume:  # what a folder holds has the rate that it began with
+        config = rated(config, population, views.note)
     return simulate(
         config.build_method(defaults_of(config)),
         population,
@@ -184,9 +185,9 @@ def _task(config: RunConfig, population: Population) -> Task:
 
 
 def rated(config: RunConfig, population: Population, note: Callable[[str], None]) -> RunConfig:
-    """The configuration with a learning rate: own data have one found by a test, unless the user sets one."""
+    """The configuration with a learning rate: one found by a test, unless the user or the scenario has one for it."""
     method = config.build_method(defaults_of(config))
-    if config.scenario.data is None or method.lr is not None:
+    if method.has_rate:
         return config
     task = dataclasses.replace(_task(config, population), use_kernel=config.engine.kernel)
     found = found_rate(task, population, method.opt, config.seed)

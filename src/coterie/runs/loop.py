@@ -13,6 +13,7 @@ from coterie.core.errors import CoterieError, Interrupted, Unfinished
 from coterie.core.federation import Engine, Ledger, Tally
 from coterie.core.interrupts import defer_interrupts
 from coterie.core.threads import one_thread_everywhere
+from coterie.data.scaling import said as scale_said
 from coterie.methods.base import Log, RoundMethod
 from coterie.runs.evaluation import Evaluation, Evaluator
 from coterie.runs.folder import RunFolder, RunKind
@@ -277,6 +278,7 @@ class RoundLoop:
             unseen_accuracy=evaluation.unseen,
             unseen_sample_accuracy=evaluation.unseen_samples,
             unseen_score=evaluation.unseen_score,
+            inputs=scale_said(self.fed.task.normalise, tuple(self.fed.task.shape)),
             lost=dict(self.health.lost),
             warnings=list(self.health.warnings),
             notes=self._notes(),

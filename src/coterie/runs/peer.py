@@ -24,7 +24,8 @@ from coterie.deploy.protocol import RunSpec, to_text
 from coterie.deploy.server import unlike
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
-from coterie.deploy.zenoh.peer import Deployed, Pace, PeerFederation
+from coterie.deploy.zenoh.federation import PeerFederation
+from coterie.deploy.zenoh.peer import Deployed, Pace
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import client_data
@@ -111,8 +112,8 @@ def _rated(
     folder: RunFolder,
     note: Note,
 ) -> PeerMethod[object]:
-    """The method with a learning rate: on own data each peer finds one by a test of its own, and keeps it."""
-    if config.scenario.data is None or method.lr is not None:
+    """The method with a learning rate: where there is none each peer finds one by a test of its own, and keeps it."""
+    if method.has_rate:
         return method
     kept = folder.path / _RATE
     if not kept.is_file():
@@ -139,8 +140,8 @@ def peer_method(config: RunConfig) -> PeerMethod[object]:
         raise CoterieError(f"{config.method} needs a server; run it with coterie serve and coterie join.")
     if method.needs_groups:
         raise CoterieError("The true groups of real peers are not known; choose partners = random or fixed.")
-    if method.topology != "full" or method.fraction != 1.0:
-        raise CoterieError("topology and fraction shape a simulated network; leave them out between real peers.")
+    if method.fraction != 1.0:
+        raise CoterieError("fraction shapes a simulated network; leave it out between real peers.")
     return method
 
 

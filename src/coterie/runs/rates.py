@@ -1,4 +1,4 @@
-"""The learning rate of own data: a short test on a few clients before the run, once for each kind of optimiser.
+"""A learning rate for data or an optimiser that have none: a short test on a few clients before the run.
 
 The test is ours. It trains a few clients as FedAvg does, for two short rounds at each of eleven rates, and looks at the
 loss of the averaged model on their training samples. The rate is the smallest whose loss is nearly the best: a smaller
@@ -8,7 +8,7 @@ one is as fast and further from where training diverges.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,17 +17,16 @@ from torch import Tensor
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation
 from coterie.core.optimiser import Optimiser
-from coterie.core.samples import Population
-from coterie.core.states import State, mean, stack
+from coterie.core.samples import ClientId, Population
+from coterie.core.states import flat, mean, stack
 from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
-from coterie.methods.base import Models
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.rate_trial import RateTrial, trial_clients, trial_cohort, trial_losses, trial_steps
+from coterie.methods.rate_trial import ModelRows, RateTrial, trial_clients, trial_cohort, trial_losses, trial_steps
 
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001, 0.00003, 0.00001)
 _ROUNDS = 2
-_DIVERGED = ("not finite", "too large")
+_LARGEST = 1 << 26  # bytes of models in a message
 _NEARLY = 0.05
 """Which share of what the best rate gains may be missing."""
 
@@ -61,51 +60,48 @@ def found_rate(task: Task, population: Population, opt: Optimiser, seed: int) ->
     with one_thread_everywhere():
         trial = trial_cohort(Cohort(tuple(chosen), task, data, 0, seed), opt)
 
-        def trained(state: State, rate: float, turn: int) -> State:
-            return mean(trial_steps(trial, state, opt, rate, turn), trial.size)
+        def loss(rates: Sequence[float]) -> float:
+            state = task.init(seed)
+            for turn, rate in enumerate(rates):
+                state = mean(trial_steps(trial, state, opt, rate, turn), trial.size)
+            return float(trial_losses(trial, stack([state])).mean())
 
-        return _found(
-            task.init(seed), opt, len(chosen), trained, lambda state: trial_losses(trial, stack([state])).mean()
-        )
+        return _chosen(opt, len(chosen), loss([]), {rate: loss([rate] * _ROUNDS) for rate in RATES})
 
 
 def found_with(fed: Federation, method: FedAvg) -> FoundRate:
-    """The same test with clients on other machines; `method` has the local training of the run."""
-    chosen = trial_clients(list(fed.ids), fed.seed)
+    """The same test with clients on other machines; `method` has the local training of the run.
 
-    def trained(state: State, rate: float, turn: int) -> State | None:
-        replies = fed.ask(method.try_rate, chosen, same=RateTrial(state, rate, turn))
-        if replies.value is None or any(failure.kind in _DIVERGED for failure in replies.failed.values()):
-            return None
-        return mean(replies.value.model, replies.value.size)
+    All rates are tried at once, or as many as fit into a message.
+    """
+    chosen, start = trial_clients(list(fed.ids), fed.seed), flat(stack([fed.task.init(fed.seed)]))
+    most = max(1, _LARGEST // (start.numel() * start.element_size()))
+    after: dict[float, float] = {}
+    before = _told(fed, method, chosen, start)[0]
+    for first in range(0, len(RATES), most):
+        rates = RATES[first : first + most]
+        models = start.expand(len(rates), -1)
+        for turn in range(_ROUNDS):
+            sent = RateTrial(models, torch.tensor(rates, dtype=torch.float64), turn)
+            value = fed.ask(method.try_rates, chosen, same=sent).value
+            if value is not None:
+                shares = (value.seen / value.seen.sum()).to(value.numbers.dtype)
+                models = torch.einsum("c,ckp->kp", shares, value.numbers)
+        after |= dict(zip(rates, _told(fed, method, chosen, models), strict=True))
+    return _chosen(method.opt, len(chosen), before, after)
 
-    def judged(state: State) -> Tensor:
-        value = fed.ask(method.tell_trial_losses, chosen, same=Models(stack([state]))).value
-        return torch.tensor(math.inf) if value is None else value.losses.mean()
 
-    return _found(fed.task.init(fed.seed), method.opt, len(chosen), trained, judged)
+def _told(fed: Federation, method: FedAvg, clients: Sequence[ClientId], models: Tensor) -> list[float]:
+    """The mean loss of every model, infinite where nobody says it."""
+    value = fed.ask(method.tell_trial_losses, clients, same=ModelRows(models)).value
+    return [math.inf] * len(models) if value is None else [float(loss) for loss in value.losses.mean(0)]
 
 
-def _found(
-    start: State,
-    opt: Optimiser,
-    clients: int,
-    trained: Callable[[State, float, int], State | None],
-    judged: Callable[[State], Tensor],
-) -> FoundRate:
-    """The smallest rate whose loss after the rounds of the test is nearly the best; infinite where it diverges."""
-
-    def loss(rate: float | None) -> float:
-        state: State | None = start
-        for turn in range(_ROUNDS if rate is not None else 0):
-            state = None if state is None else trained(state, rate or 0.0, turn)
-        found = math.inf if state is None else float(judged(state))
-        return found if math.isfinite(found) else math.inf
-
-    before = loss(None)
-    after = {rate: loss(rate) for rate in RATES}
+def _chosen(opt: Optimiser, clients: int, before: float, after: Mapping[float, float]) -> FoundRate:
+    """The smallest rate whose loss is nearly the best; where training has diverged it is infinite."""
+    after = {rate: loss if math.isfinite(loss) else math.inf for rate, loss in after.items()}
     best = min(after.values())
     if not best < before:
         return FoundRate(replace(opt, lr=None).rate(0), before, math.inf, clients)
-    rate = min(rate for rate, value in after.items() if value <= best + _NEARLY * (before - best))
+    rate = min(rate for rate, loss in after.items() if loss <= best + _NEARLY * (before - best))
     return FoundRate(rate, before, after[rate], clients)

@@ -60,13 +60,15 @@ class Result:
     finetuned_accuracy: float | None = None
     finetuned_score: float | None = None
     """The same after every client has trained the model it would use a little more on its own data, or has kept it as
-    it is where that does better on the samples it holds out."""
+    it is where samples that it holds out do not surely gain by that."""
     unseen_score: float | None = None
     per_client_score: list[float | None] = field(default_factory=list)
     per_client_floor: list[float | None] = field(default_factory=list)
     per_client_metrics: Mapping[str, list[float | None]] = field(default_factory=dict)
     per_client_finetuned_score: list[float | None] = field(default_factory=list)
     per_client_finetuned_accuracy: list[float | None] = field(default_factory=list)
+    inputs: str = ""
+    """How raw inputs become those of the model, in a few words; schema.json has the numbers."""
     lost: Mapping[str, int] = field(default_factory=dict)
     """Why replies did not count: how many of each kind of failure; together they are `failures`."""
     warnings: list[str] = field(default_factory=list)

@@ -149,10 +149,9 @@ def conduct(
         fitting = _Fitting(config, transport, watcher)
         first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
         spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
-        spec = _rated(config, spec, transport, options, inputs, watcher)
-        rate = spec.build_method().lr
-        if rate is not None and "lr" not in config.settings and config.scenario.data is not None:
-            config = replace(config, settings={**config.settings, "lr": rate})
+        rated = _rated(config, spec, transport, options, inputs, watcher)
+        if rated is not spec:
+            spec, config = rated, replace(config, settings={**config.settings, "lr": rated.build_method().lr})
             folder.write("config.toml", config.to_toml().encode())
         _write(folder, spec, [], inputs)
         folder.write(SCHEMA_FILE, common_schema(spec, next(iter(first.values()))).to_json().encode())
@@ -177,9 +176,9 @@ def conduct(
 def _rated(
     config: RunConfig, spec: RunSpec, transport: Transport, options: ServeOptions, inputs: str, view: View
 ) -> RunSpec:
-    """What the run is about, with a learning rate: own data have one found by a test, unless the user sets one."""
+    """What the run is about, with a learning rate: one found by a test, unless the user or the scenario has one."""
     method = spec.build_method()
-    if config.scenario.data is None or method.lr is not None:
+    if method.has_rate:
         return spec
     shared = {f.name: getattr(method, f.name) for f in fields(LocalTraining)}
     trial = FedAvg(**shared)

@@ -6,7 +6,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -30,6 +30,8 @@ from coterie.runs.result import Result
 from coterie.runs.view import View, Views
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
+
+L = TypeVar("L", bound=LocalTraining)
 
 
 def simulate(
@@ -61,14 +63,14 @@ def simulate(
     task = Task.of(model, population, task=options.task, loss=given, metric=judge, dtype=options.torch_dtype)
     device = devices.chosen(engine.device)
     task = dataclasses.replace(task, use_kernel=engine.kernel, device=device, precision=engine.precision)
-    if isinstance(method, LocalTraining):
-        method.check_classes(task)
     for remark in remarks(population) if is_own(population) else ():
         views.note(remark)
     check_quorum(method, options)
-    method = _with_rate(method, population)
-    if isinstance(method, LocalTraining) and method.lr is None and is_own(population):
-        method = dataclasses.replace(method, lr=_own_rate(method, task, population, options.seed, out, views))
+    if isinstance(method, LocalTraining):
+        method.check_classes(task)
+        method = with_scenario_rate(method, population)
+        if needs_rate(method, population):
+            method = dataclasses.replace(method, lr=_tested_rate(method, task, population, options.seed, out, views))
     method = in_simulator(method)
     fed = Simulator(
         method,
@@ -90,15 +92,19 @@ def simulate(
     return RoundLoop(method, fed, options, folder, view=views, scenario=scenario).run(resume)
 
 
-def _with_rate(method: Method | RoundMethod[Any], population: Population) -> Method | RoundMethod[Any]:
+def with_scenario_rate(method: L, population: Population) -> L:
     """The method with a named scenario's learning rate, where it has none and the optimiser is the scenario's."""
     training: Mapping[str, Any] = getattr(population, "training", {})
-    if not isinstance(method, LocalTraining):
-        return method
     rate = {**training, **method.scenario_training.get(getattr(population, "scenario", ""), {})}.get("lr")
     if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:
         return method
     return dataclasses.replace(method, lr=rate)
+
+
+def needs_rate(method: LocalTraining, population: Population) -> bool:
+    """Whether a rate must be found by a test: it is auto, or neither the user nor the scenario has one for it."""
+    known = is_own(population) or bool(getattr(population, "training", {}))
+    return method.lr == "auto" or (not method.has_rate and known)
 
 
 def is_own(population: Population) -> bool:
@@ -106,7 +112,7 @@ def is_own(population: Population) -> bool:
     return getattr(population, "schema", None) is not None
 
 
-def _own_rate(
+def _tested_rate(
     method: LocalTraining, task: Task, population: Population, seed: int, out: Path | None, views: View
 ) -> float:
     """The rate that the folder of a run to go on with has kept, or one that a test finds now."""

@@ -19,7 +19,7 @@ from coterie.core.samples import ClientData, ClientId, Normalise, Population, ki
 from coterie.core.states import State
 from coterie.core.targets import TargetScale, TaskKind
 
-Attack = Literal["negate", "norm", "size", "minus", "near", "claim", "hidden"]
+Attack = Literal["negate", "norm", "size", "minus", "near", "claim", "hidden", "told"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
 _TIMES = 5.0
 _JUST_BELOW = 0.99
@@ -42,6 +42,7 @@ class Attackers:
     - `claim`: `near`, and 10^9 samples, which is also what the client said when it joined.
     - `hidden`: number by number, the mean of the honest models less 1.5 of their deviations ("A little is enough",
       Baruch et al. 2019): no longer than an honest update, in a direction that is no client's.
+    - `told`: the model that was trained, and 10^9 in place of all else that is told: losses, shares, directions.
     """
 
     ids: frozenset[ClientId]
@@ -54,6 +55,8 @@ class Attackers:
         if not rows:
             return dict(reply)
         honest = [index for index in range(len(ids)) if index not in rows] or rows
+        if self.attack == "told":
+            return {name: self._absurd(name, tensor, rows) for name, tensor in reply.items()}
         own = {name: tensor for name, tensor in reply.items() if self._is_model(name, tensor)}
         others = {name: tensor for name, tensor in own.items() if name.split("/", 1)[-1] not in self.template}
         forged = dict(reply)
@@ -90,6 +93,13 @@ class Attackers:
             forged[name] = tensor.clone()
             forged[name][rows] = new.to(tensor.dtype)
         return forged
+
+    def _absurd(self, name: str, tensor: Tensor, rows: Sequence[int]) -> Tensor:
+        if self._is_model(name, tensor) or name == "size" or not tensor.is_floating_point():
+            return tensor
+        new = tensor.clone()
+        new[rows] = min(_CLAIMED, torch.finfo(tensor.dtype).max)
+        return new
 
     def said(self, reply: Mapping[str, Tensor], forged: Mapping[str, Tensor]) -> Tensor | None:
         """How many samples each client said it has when it joined, [C]; None where this reply tells no size."""

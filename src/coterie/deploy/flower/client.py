@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -48,10 +49,11 @@ from coterie.deploy.flower.compat import (
     no_object_id_recompute,
     public_key_to_bytes,
     pull_objects,
-    push_objects,
+    push_object_contents_from_iterable,
     remove_content_from_message,
 )
 from coterie.deploy.flower.content import GOODBYE, answer, refusal
+from coterie.deploy.flower.outbox import Outbox, Stubborn
 from coterie.deploy.flower.pieces import Tally, ids_of, put_together
 from coterie.deploy.gateway import Member
 
@@ -97,7 +99,8 @@ class Security:
 class Session:
     """One connection to a SuperLink: registered, active, with a heart that beats."""
 
-    def __init__(self, server: str, security: Security) -> None:
+    def __init__(self, server: str, security: Security, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._private, public = security.keys()
         self._registers = security.key is None
         self._key = public_key_to_bytes(public)
@@ -112,6 +115,10 @@ class Session:
         )
         self._stop = threading.Event()
         try:
+            kept = None if self._registers else outbox.kept()
+            if kept is not None:  # it was killed, and Flower thinks that it is still there
+                with suppress(httpx.HTTPStatusError):
+                    self._client.DeactivateNode(DeactivateNodeRequest(node_id=int(kept.node)))
             if self._registers:
                 self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._key))
             activated = self._client.ActivateNode(
@@ -154,24 +161,42 @@ class Session:
             received(tree.object_id)
             return message_from_proto(envelope), str(error)
 
-    def send(self, reply: Message, seconds: float) -> None:
+    def send(self, reply: Message, seconds: float, note: Note) -> None:
         """A reply, in the pieces that Flower makes of it."""
-        run = reply.metadata.run_id
+        run, stubborn = reply.metadata.run_id, Stubborn(note)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
-            response = self._client.PushMessages(
-                PushMessagesRequest(
-                    node=self.node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
-                    message_object_trees=[get_object_tree(reply)],
-                    clientapp_runtime_list=[seconds],
-                )
+            request = PushMessagesRequest(
+                node=self.node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[get_object_tree(reply)],
+                clientapp_runtime_list=[seconds],
             )
-            push_objects(
-                get_all_nested_objects(reply),
-                make_push_object_fn_protobuf(self._client.PushObject, self.node, run, response.session_id),
-                object_ids_to_push=set(response.objects_to_push),
-            )
+            response = stubborn(lambda: self._client.PushMessages(request))
+            objects = get_all_nested_objects(reply)
+            pieces = {name: objects[name].deflate() for name in response.objects_to_push}
+        self._outbox.keep(self.node.node_id, run, response.session_id, pieces)
+        push = make_push_object_fn_protobuf(self._client.PushObject, self.node, run, response.session_id)
+
+        def send_one(name: str, piece: bytes) -> None:
+            stubborn(lambda: push(name, piece) or True, stored=True)
+            self._outbox.sent(name)
+
+        push_object_contents_from_iterable(pieces.items(), send_one)
+        self._outbox.clear()
+
+    def send_rest(self, note: Note) -> None:
+        """Of an upload that was cut when this client was killed, what is missing."""
+        upload = self._outbox.kept()
+        if upload is not None and upload.node == str(self.node.node_id):
+            push = make_push_object_fn_protobuf(self._client.PushObject, self.node, int(upload.run), upload.session)
+            taken = 0
+            for name, piece in upload.pieces.items():
+                with suppress(ObjectPushError, httpx.HTTPStatusError):  # it has that piece, or wants it no more
+                    push(name, piece.numpy().tobytes())
+                    taken += 1
+            note(f"sent the rest of an answer that was finished before: {taken} of {len(upload.pieces)} pieces")
+        self._outbox.clear()
 
     def close(self) -> None:
         """Sign off, so that the server need not wait for a client that has left."""
@@ -190,10 +215,10 @@ def join(
 ) -> None:
     """Take part in the runs of a server until it says goodbye; one that is away is waited for, `wait` seconds long."""
     away: float | None = None
-    known = False
+    known, outbox = False, Outbox(member.outbox)
     while True:
         try:
-            session = _connected(server, security, patient=known or away is not None)
+            session = _connected(server, security, outbox, patient=known or away is not None)
         except _Gone as error:
             if away is None:
                 away = time.monotonic()
@@ -205,19 +230,20 @@ def join(
         away, known = None, True
         note(f"{member.name} has joined {server}")
         try:
+            session.send_rest(note)
             if _serve(member, session, limit, stay, note):
                 return
-        except _Gone as error:
+        except (_Gone, httpx.TransportError) as error:
             note(str(error))
         finally:
             session.close()
 
 
-def _connected(server: str, security: Security, *, patient: bool) -> Session:
+def _connected(server: str, security: Security, outbox: Outbox, *, patient: bool) -> Session:
     until = time.monotonic() + (_GRACE_SECONDS if patient else _LEAST_GRACE_SECONDS)
     while True:
         try:
-            return Session(server, security)
+            return Session(server, security, outbox)
         except httpx.HTTPStatusError as error:
             # a server that has just been started may not have read its clients' keys yet
             if time.monotonic() < until:
@@ -314,5 +340,5 @@ def _answer_next(member: Member, session: Session, limit: int, note: Note) -> st
     kind: str = message.metadata.message_type
     if reply.has_error():
         note(f"refused {kind}: {reply.error.reason}")
-    session.send(reply, time.monotonic() - began)
+    session.send(reply, time.monotonic() - began, note)
     return kind

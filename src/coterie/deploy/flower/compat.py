@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         ObjectUnavailableError,
         inflate_object_from_contents,
         pull_objects,
-        push_objects,
+        push_object_contents_from_iterable,
     )
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
@@ -153,7 +153,7 @@ INTERNALS = tuple(
         (
             "flwr.supercore.inflatable.inflatable_utils",
             "ObjectPullError ObjectPushError ObjectUnavailableError inflate_object_from_contents "
-            "pull_objects push_objects",
+            "pull_objects push_object_contents_from_iterable",
             "the objects of a message, fetched, sent and put together",
         ),
         ("flwr.supercore.interceptors", "RuntimeVersionHttpInterceptor", "calls must name the version of Flower"),

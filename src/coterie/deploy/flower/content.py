@@ -18,10 +18,17 @@ GOODBYE, TOLD = "goodbye", "told"
 LONGEST_TOLD = 1000
 REFUSED = 400  # our own error code: Flower's are below 100
 _RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
+_SHORT = 1 << 19
 
 
 def content_of(text: str, payload: bytes | None = None) -> RecordDict:
-    """A message's content: a text, and bytes as one opaque array (which Flower sends in pieces where it is long)."""
+    """A message's content: a text, and bytes.
+
+    Long ones are one opaque array, which Flower sends in pieces. Short ones stand beside the text: Flower fetches and
+    sends each of its objects with a request of its own, and these are three objects less of six.
+    """
+    if payload is not None and len(payload) <= _SHORT:
+        return RecordDict({_RECORD: ConfigRecord({_TEXT: text, _BYTES: payload})})
     content = RecordDict({_RECORD: ConfigRecord({_TEXT: text})})
     if payload is not None:
         content[_BYTES] = ArrayRecord({_BYTES: Array("uint8", (len(payload),), _RECORD, payload)})
@@ -33,9 +40,10 @@ def opened(content: RecordDict) -> tuple[str, bytes]:
     record = content.config_records.get(_RECORD)
     text = None if record is None else record.get(_TEXT)
     arrays = content.array_records.get(_BYTES)
-    if not isinstance(text, str) or (arrays is not None and _BYTES not in arrays):
+    short = b"" if record is None else record.get(_BYTES, b"")
+    if not isinstance(text, str) or not isinstance(short, bytes) or (arrays is not None and _BYTES not in arrays):
         raise wire.WireError("This is not a message of coterie's.")
-    return text, b"" if arrays is None else arrays[_BYTES].data
+    return text, short if arrays is None else arrays[_BYTES].data
 
 
 def answer(member: Member, message: Message, limit: int = wire.DEFAULT_LIMIT, note: Note = silent) -> Message:

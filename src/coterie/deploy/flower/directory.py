@@ -76,6 +76,7 @@ class Directory:
             self._greeted.update(
                 {message: (node, time.monotonic()) for node, message in zip(strangers, pushed, strict=True) if message}
             )
+        list(self._inbox.pull(()))  # lets go of what has come too late
         self._hear(nodes)
         return {name: place.hello for name, place in self.clients.items() if place.node not in self.quiet}
 
@@ -93,7 +94,9 @@ class Directory:
             for greeting, message in list(self._inbox.pull(self._greeted)):
                 node, _ = self._greeted.pop(greeting)
                 self._meet(node, message)
-            self._greeted = {m: (node, when) for m, (node, when) in self._greeted.items() if node in nodes}
+            gone = [greeting for greeting, (node, _) in self._greeted.items() if node not in nodes]
+            self._inbox.forget(gone)
+            self._greeted = {m: there for m, there in self._greeted.items() if m not in gone}
             fresh = [when for _, when in self._greeted.values() if time.monotonic() - when < HELLO_SECONDS]
             if not fresh:
                 return
@@ -160,7 +163,8 @@ class Directory:
 
     def _say(self, node: int, text: str) -> None:
         with suppress(httpx.HTTPError):
-            self.push([(node, f"query.{TOLD}", content_of(text[:LONGEST_TOLD]))], "", _TOLD_LIFE)
+            told = self.push([(node, f"query.{TOLD}", content_of(text[:LONGEST_TOLD]))], "", _TOLD_LIFE)
+            self._inbox.forget(name for name in told if name)  # what it answers to that is not kept
 
     def push(self, posts: list[tuple[int, str, RecordDict]], group: str, life: float) -> list[str]:
         """Send messages to nodes; returned are their names, empty where one could not be sent."""

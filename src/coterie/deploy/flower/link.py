@@ -4,8 +4,9 @@ The SuperLink answers its clients, its operators and its executors on one port, 
 are: anyone who reaches the port could start a run, which is code, or stop one. So all but the clients' part is for this
 machine alone and, there, for those who show the token that the run has made for itself, which other users of the
 machine do not have. And the SuperLink takes messages of any length, in pieces, and the same reply again with other
-pieces: the filter counts all that comes for an order, and refuses what is more than one message may have. So a client
-can store that much for each order it is sent, whatever it sends; the server has a few orders to a client at a time.
+pieces, and keeps them until the server says that it has read them: the filter counts all that comes for an order, and
+all that a client has sent and the server not yet read. So a client can store twice what one message may have, and no
+more, whatever it sends, in answer to however many orders.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
@@ -21,6 +23,7 @@ from google.protobuf.message import DecodeError
 from coterie.core.notes import Note
 from coterie.deploy.flower.compat import (
     FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    ConfirmMessageReceivedRequest,
     PushMessagesRequest,
     PushMessagesResponse,
     PushObjectRequest,
@@ -33,6 +36,7 @@ TOKEN_HEADER = "coterie-operator"
 _FLEET, _HEALTH = "/v1/fleet/", "/health"
 _ENTRIES = ("/v1/fleet/register-node", "/v1/fleet/activate-node")
 _MESSAGE, _PIECE = "/v1/fleet/push-messages", "/v1/fleet/push-object"
+_READ = "/v1/runtime/confirm-message-received"
 _FRAMING = 1 << 20
 _LARGEST_PIECE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _FRAMING
 _UPLOADS = 1 << 16
@@ -46,11 +50,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Uploads:
-    """How much has come in answer to each order, in however many messages and sessions it was sent."""
+    """How much has come for each order, in however many messages and sessions, and how much each client has stored."""
 
     def __init__(self, limit: int) -> None:
         # one piece more than allowed: the server reads what is there, and sees that it is too much
         self._limit, self._come, self._order = limit + _LARGEST_PIECE, dict[str, int](), dict[str, str]()
+        # one reply that the server has not let go of yet, and the next
+        self._most, self._stored = 2 * limit + _LARGEST_PIECE, dict[int, dict[str, int]]()
+        self._node, self._reply = dict[str, int](), dict[str, str]()
 
     def refuses_message(self, body: bytes) -> str:
         """What is wrong with the head of a message, if anything: a client only answers."""
@@ -63,21 +70,42 @@ class Uploads:
         told = PushMessagesResponse.FromString(answer)
         if not told.objects_to_push:  # refused, or all of it is there
             return
-        order = PushMessagesRequest.FromString(body).messages_list[0].metadata.reply_to_message_id
+        request = PushMessagesRequest.FromString(body)
+        about = request.messages_list[0].metadata  # of whom it is was checked by the SuperLink, by the order
+        order = about.reply_to_message_id
         self._order[told.session_id] = order
+        self._node[order] = about.src_node_id
         self._come.setdefault(order, 0)
-        for known in (self._order, self._come):
+        for tree in request.message_object_trees:
+            self._reply[tree.object_id] = order
+        for known in (self._order, self._come, self._node, self._reply):
             while len(known) > _UPLOADS:
                 del known[next(iter(known))]
 
     def refuses(self, body: bytes) -> str:
         """What is wrong with this piece, if anything."""
         piece = PushObjectRequest.FromString(body)
-        order = self._order.get(piece.session_id, "")
-        if order not in self._come:
+        order, size = self._order.get(piece.session_id, ""), len(piece.object_content)
+        if order not in self._come or order not in self._node:
             return "a piece that belongs to no message"
-        self._come[order] += len(piece.object_content)
-        return "" if self._come[order] <= self._limit else "a message that is longer than what is allowed"
+        self._come[order] += size
+        if self._come[order] > self._limit:
+            return "a message that is longer than what is allowed"
+        stored = self._stored.setdefault(self._node[order], {})
+        if sum(stored.values()) + size > self._most:
+            return "more than is stored for one client, before the server has read it"
+        stored[order] = stored.get(order, 0) + size
+        return ""
+
+    def read(self, body: bytes) -> None:
+        """The server has read a reply, or does not want it: the SuperLink lets its pieces go, and takes no more."""
+        order = self._reply.pop(ConfirmMessageReceivedRequest.FromString(body).message_object_id, "")
+        self._come.pop(order, None)
+        node = self._node.pop(order, None)
+        stored = {} if node is None else self._stored.get(node, {})
+        stored.pop(order, None)
+        if node is not None and not stored:
+            self._stored.pop(node, None)
 
 
 class RequestFilter:
@@ -114,8 +142,17 @@ class RequestFilter:
             return
         if path.startswith(_FLEET):
             await self._clients_part(scope, receive, send, host, path)
+        elif path == _READ:
+            await self._letting_go(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _letting_go(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Our server confirms a reply: its head is looked at on its way."""
+        body = await _read(scope, receive) or b""
+        with suppress(DecodeError):
+            self.uploads.read(body)
+        await self._app(scope, _again(body, receive), send)
 
     def _is_operator(self, scope: Scope) -> bool:
         shown = dict(scope["headers"]).get(TOKEN_HEADER.encode(), b"")
@@ -140,13 +177,6 @@ class RequestFilter:
             return
         status, answer, head = 0, b"", body or b""
 
-        async def again() -> MutableMapping[str, Any]:
-            nonlocal body
-            if body is None:
-                return await receive()
-            event, body = {"type": "http.request", "body": body, "more_body": False}, None
-            return event
-
         async def watched(event: MutableMapping[str, Any]) -> None:
             nonlocal status, answer
             if event["type"] == "http.response.start":
@@ -161,7 +191,7 @@ class RequestFilter:
                 event = {**event, "body": answer}
             await send(event)
 
-        await self._app(scope, again, watched)
+        await self._app(scope, _again(head, receive), watched)
 
     async def _refuse(self, send: Send, status: int, reason: str) -> None:
         self._say(f"turned away: {reason}")
@@ -182,6 +212,16 @@ async def _read(scope: Scope, receive: Receive) -> bytes | None:
         if len(body) > _LARGEST_PIECE:
             return None
     return bytes(body)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What has been read, to be read once more."""
+    left = [body]
+
+    async def again() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return again
 
 
 def _is_local(host: str) -> bool:

@@ -35,6 +35,7 @@ from coterie.deploy.flower.compat import (
 
 Pull = Callable[[str], bytes]
 _PIECE = f"{ArrayChunk.__qualname__} ".encode()
+_MOST_UNWANTED = 10_000
 FRAMING = 1 << 20
 """What a message may have beside our payload: Flower's objects around it and the text of an order."""
 
@@ -118,6 +119,7 @@ class Inbox:
         self._grid, self._limit = grid, limit
         self._http = grid if isinstance(grid, HttpGrid) else None
         self._incoming: dict[str, _Incoming] = {}
+        self._unwanted: dict[str, None] = {}
 
     def pull(self, wanted: Iterable[str]) -> Iterator[tuple[str, Message | Failure]]:
         """What has come whole, by the message it replies to; and what will never do."""
@@ -126,7 +128,8 @@ class Inbox:
                 yield message.metadata.reply_to_message_id, message
             return
         asked = list(wanted)
-        self._look(self._http, [message for message in asked if message not in self._incoming])
+        self._look(self._http, [message for message in (*asked, *self._unwanted) if message not in self._incoming])
+        self.forget([name for name in self._unwanted if name in self._incoming])
         for name in asked:
             if name not in self._incoming:
                 continue
@@ -150,10 +153,16 @@ class Inbox:
             self._incoming[message.metadata.reply_to_message_id] = _Incoming(tree, pull, self._limit)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Have the SuperLink let go of replies that are read, or not wanted any more."""
+        """Have the SuperLink let go of replies that are read, or not wanted any more; also if they come later."""
         for name in names:
             reply = self._incoming.pop(name, None)
-            if reply is None or self._http is None:
+            if reply is None:
+                self._unwanted[name] = None
+                if len(self._unwanted) > _MOST_UNWANTED:
+                    del self._unwanted[next(iter(self._unwanted))]
+                continue
+            self._unwanted.pop(name, None)
+            if self._http is None:
                 continue
             done = ConfirmMessageReceivedRequest(
                 node=self._http.node, run_id=self._http.run.run_id, message_object_id=reply.id

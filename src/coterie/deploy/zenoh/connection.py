@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 from urllib.parse import quote, unquote
 
 import zenoh
@@ -39,6 +39,10 @@ _SOON = 2
 _LONGEST_WAIT = 3_600_000  # milliseconds
 _LONGEST_SIGNATURE = 1000
 
+Kind = Literal["model", "change", "sketch"]
+"""What a peer can be asked for: its model, this with the one its training began with, or sketches of its ways."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
 
 class PeerConnection:
     """One peer's view of the others, and its answers to them."""
@@ -56,8 +60,8 @@ class PeerConnection:
         self.others, self.progress = self._presence.others, self._presence.progress
         self._news, self._closed = threading.Event(), threading.Event()
         self._own_progress = -1
-        self._answers: dict[int, Mapping[bool, bytes]] = {}
-        self._waiting: list[tuple[int, bool, Any, float]] = []
+        self._answers: dict[int, Mapping[Kind, bytes]] = {}
+        self._waiting: list[tuple[int, str, Any, float]] = []
         self._texts = {"hello": to_text(hello), "agreement": ""}
         self._latest_is_fine = False
         try:
@@ -155,21 +159,22 @@ class PeerConnection:
         query.drop()
 
     def _on_request(self, query: Any) -> None:
-        """Another peer asks for our model of a round; if we are not there yet, it is answered when we are."""
-        when, start, patience, _ = [*str(query.parameters).split(";", 4), "", "", "", ""][:4]
+        """Another peer asks for our model of a round, or its sketch; if we are not there yet, it is answered when we
+        are."""
+        when, kind, patience, _ = [*str(query.parameters).split(";", 4), "", "", "", ""][:4]
         number, wait = whole_number(when, 0, LATEST), whole_number(patience, 0, _LONGEST_WAIT)
-        if number is None or wait is None:
+        if number is None or wait is None or kind not in KINDS:
             query.drop()
             return
-        told, until = start == "1", time.monotonic() + wait / 1000
+        until = time.monotonic() + wait / 1000
         with self._lock:
             latest = max(self._answers, default=None)
             at = latest if self._latest_is_fine and latest is not None else number
-            answer = self._answers.get(at, {}).get(told)
+            answer = _of_kind(self._answers.get(at, {}), kind)
             # only for what comes soon, so that no peer can fill the places of those who wait
             soon = self._own_progress < at <= max(self._own_progress, 0) + _SOON or not self._answers
             if answer is None and soon and len(self._waiting) < _MOST_WAITING:
-                self._waiting.append((number, told, query, until))
+                self._waiting.append((number, kind, query, until))
                 return
         if answer is not None:
             self._reply(query, answer)
@@ -182,8 +187,8 @@ class PeerConnection:
         with self._lock:
             self.sent += len(answer)
 
-    def offer(self, round: int, answers: Mapping[bool, bytes], *, latest_is_fine: bool) -> None:
-        """Our answers of a round, without and with where the training began; those who wait for them get them now."""
+    def offer(self, round: int, answers: Mapping[Kind, bytes], *, latest_is_fine: bool) -> None:
+        """Our answers of a round, of every kind that is asked for; those who wait for them get them now."""
         longest = max(map(len, answers.values()))
         if longest > self.limit:
             raise CoterieError(f"An answer takes {longest} bytes; allow that at every peer with --max-megabytes.")
@@ -196,8 +201,8 @@ class PeerConnection:
             waiting = [item for item in self._waiting if item[3] > time.monotonic()]  # the others have given up
             ready = [item for item in waiting if item[0] <= round]
             self._waiting = [item for item in waiting if item[0] > round]
-        for number, told, query, _ in ready:
-            answer = self._answers.get(number, answers if latest_is_fine else {}).get(told)
+        for number, kind, query, _ in ready:
+            answer = _of_kind(self._answers.get(number, answers if latest_is_fine else {}), kind)
             if answer is not None:
                 self._reply(query, answer)
             query.drop()
@@ -250,9 +255,9 @@ class PeerConnection:
         for name, text in self.ask("progress", sorted(self.others())).items():
             self._presence.look_up(name, text)
 
-    def fetch(self, round: int, names: Sequence[ClientId], *, start: bool, seconds: float) -> dict[ClientId, bytes]:
-        """The models of these peers, of those that answer in time."""
-        asked = [(name, f"model/{quote(name, safe='')}?{round};{int(start)};{int(1000 * seconds)}") for name in names]
+    def fetch(self, round: int, names: Sequence[ClientId], *, kind: Kind, seconds: float) -> dict[ClientId, bytes]:
+        """The models of these peers, or their sketches, of those that answer in time."""
+        asked = [(name, f"model/{quote(name, safe='')}?{round};{kind};{int(1000 * seconds)}") for name in names]
         found = self._get(asked, seconds, self.limit)
         self.received += sum(map(len, found.values()))
         return found
@@ -310,3 +315,8 @@ class PeerConnection:
         for declared in reversed(self._declared):
             declared.undeclare()
         self._session.close()  # type: ignore[no-untyped-call]
+
+
+def _of_kind(answers: Mapping[Kind, bytes], kind: str) -> bytes | None:
+    """The answer of a kind, if there is one."""
+    return next((answer for name, answer in answers.items() if name == kind), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import Any, ClassVar, TypeVar
 
@@ -17,51 +17,62 @@ import torch
 from torch import Tensor
 
 from coterie.core import wire
-from coterie.core.cohort import Cohort, Memory
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
-from coterie.core.federation import (
-    Engine,
-    Failure,
-    Federation,
-    Ledger,
-    Question,
-    Replies,
-)
+from coterie.core.federation import Failure, Federation, Replies
 from coterie.core.interrupts import pause
+from coterie.core.message import Message
 from coterie.core.notes import Note, silent
-from coterie.core.samples import ClientId, Population
+from coterie.core.samples import ClientId
 from coterie.core.states import (
     Stack,
     State,
     row,
     spread,
 )
-from coterie.core.task import Task
-from coterie.data.describe import mean_floor
 from coterie.deploy.boundary import blamed
-from coterie.deploy.zenoh.connection import PeerConnection
+from coterie.deploy.zenoh.connection import Kind, PeerConnection
+from coterie.deploy.zenoh.federation import PeerFederation
 from coterie.methods.base import A, Log, Models, RoundMethod
 from coterie.methods.local_training import LocalTraining
 from coterie.methods.p2p.base import (
     Answers,
+    Inbox,
     PeerMethod,
     PeerView,
+    Sketched,
+    aggregate,
     inbox_of,
     pack_node,
+    sketches_of,
 )
-from coterie.methods.p2p.topology import members, peer_key, peer_keys
+from coterie.methods.p2p.sketch import lengths
+from coterie.methods.p2p.topology import (
+    NO_PEER,
+    NOBODY,
+    acquaintances,
+    introduced,
+    peer_key,
+    peer_keys,
+    told_about,
+)
 
-R = TypeVar("R")
+S = TypeVar("S", bound=Answers | Sketched)
 _LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class PeerState:
-    """What a peer has: its model, its node, and whom it has asked and aggregated so far."""
+    """What a peer has: its model, its node, how many models it has received, and whom it knows.
+
+    `known` are the keys of those it can reach and `roster` the names it has ever heard of; None: it reaches everyone.
+    """
 
     model: Stack
     node: dict[str, Tensor]
     received: int = 0
+    known: Tensor | None = None
+    roster: tuple[ClientId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,9 +107,29 @@ class Deployed(RoundMethod[PeerState]):
         return self.method
 
     def init(self, fed: Federation) -> PeerState:
-        """The common initial model and a fresh node."""
-        c = _cohort(fed)
-        return PeerState(spread(fed.task.init(fed.seed), 1), pack_node(self.method.start(c)))
+        """The common initial model and a fresh node; where views are limited, those it knows from the start."""
+        c, method = _cohort(fed), self.method
+        state = PeerState(spread(fed.task.init(fed.seed), 1), pack_node(method.start(c)))
+        if method.topology == "full":
+            return state
+        progress = self.connection.progress()
+        if median_high([*progress.values()] or [-1]) > 0:  # the others have begun without it
+            return self._met(replace(state, known=torch.empty(0, dtype=torch.int64)), fed, (*progress, fed.ids[0]))
+        names = (*progress, fed.ids[0])
+        met = acquaintances(method.topology, names, seed=fed.seed, degree=method.degree, bridges=method.bridges)
+        assert met is not None
+        return replace(state, known=torch.from_numpy(met[fed.ids[0]]), roster=tuple(sorted(names)))
+
+    def _met(self, state: PeerState, fed: Federation, there: Sequence[ClientId]) -> PeerState:
+        """After newcomers have met some of those who were there before: a newcomer draws them as in the simulator."""
+        new = sorted(set(there) - set(state.roster))
+        if state.known is None or not new:
+            return state
+        own = fed.ids[0]
+        before = state.roster or tuple(name for name in there if name != own)
+        lists = dict.fromkeys(before, NOBODY) | ({own: state.known.numpy()} if state.roster else {})
+        met = introduced(lists, new if state.roster else [own], seed=fed.seed, degree=self.method.degree)
+        return replace(state, known=torch.from_numpy(met[own]), roster=tuple(sorted({*before, *there})))
 
     def step(self, state: PeerState, fed: Federation) -> tuple[PeerState, Log]:
         """Train, offer the result, ask others, update. One who is behind the others skips what they have done."""
@@ -107,28 +138,46 @@ class Deployed(RoundMethod[PeerState]):
         if self.pace.lock_step and median_high([*connection.progress().values()] or [-1]) > fed.round:
             connection.announce(fed.round)
             return state, {"skipped": 1}
+        state = self._met(state, fed, (*connection.progress(), fed.ids[0]))
         trained = method.train(c, state.model)
         fed.trained(c.losses)
-        heard = torch.empty(1, 0, dtype=torch.int64)
-        both = {told: Answers(trained, state.model if told else None, heard) for told in (False, True)}
-        encoded = {told: wire.encode(_alone(answer)) for told, answer in both.items()}
+        offered = self._offered(state, fed, trained)
+        encoded: dict[Kind, bytes] = {kind: wire.encode(_alone(answer)) for kind, answer in offered.items()}
         connection.offer(fed.round, encoded, latest_is_fine=not self.pace.lock_step)
         others = self._others(fed)
-        names = {peer_key(name): name for name in others}
-        view = PeerView((c.ids[0],), fed.round, fed.seed, np.sort(peer_keys([*others, c.ids[0]])))
+        view = _view_of(fed, others, state.known)
         node = method.unpack_node(state.node)
         request = method.choose(node, view)
-        start = bool(request.starts.any())
-        asked = [key for key in members(request.keys[0]).tolist() if key in names]
-        came = connection.fetch(fed.round, [names[key] for key in asked], start=start, seconds=self.pace.seconds)
-        answers = self._opened(fed, names, asked, came)
         keys = [int(key) for key in request.keys[0].tolist()]
-        inbox, refused = inbox_of(both[start], keys, answers, fed.task.template, len(others))
-        for key, failure in refused.items():
-            fed.refuse(names[key], failure.reason)
-        model, after, chosen = method.update(c, node, inbox)
-        log: Log = {"others": len(others), "answers": len(answers), "aggregated": int(chosen.sum())}
-        return PeerState(model, pack_node(after), state.received + len(answers)), log
+        names = {peer_key(name): name for name in others}
+        stride = lengths(fed.task, trained, state.model) if method.watches_strides else None
+        met = _Meeting(self, fed, offered, keys, names, len(view.reachable(0)) - (state.known is None), stride)
+        if bool(request.looks.any()):
+            looked = met.sketches()
+            after, wanted = method.select(c, node, looked, method.measure(c, node, looked))
+            inbox = met.models("model", torch.where(wanted[0], request.keys[0], NO_PEER).tolist())
+            chosen, heard = inbox.mask, looked
+        else:
+            inbox = heard = met.models("change" if bool(request.starts.any()) else "model", keys)
+            after, chosen = method.select(c, node, inbox, method.measure(c, node, inbox))
+        model = aggregate(inbox, chosen, c.task.row_math, method.aggregate)
+        model = method.restarted(model, after, fed.task.init(fed.seed))
+        answers = int(inbox.mask.sum())
+        log: Log = {"others": len(others), "answers": answers, "aggregated": int(chosen.sum())}
+        known = _learnt(state.known, heard, c.ids[0])
+        return replace(state, model=model, node=pack_node(after), received=state.received + answers, known=known), log
+
+    def _offered(self, state: PeerState, fed: Federation, trained: Stack) -> dict[Kind, Answers | Sketched]:
+        """What others may ask for in this round, of every kind."""
+        number = self.method.hearsay if state.known is not None else 0
+        known = NOBODY if state.known is None else state.known.numpy()
+        heard = told_about(fed.seed, fed.round, fed.ids[0], known, number)
+        offered: dict[Kind, Answers | Sketched] = {
+            "model": Answers(trained, None, heard),
+            "change": Answers(trained, state.model, heard),
+        }
+        sketch = self.method.sketch(fed.task, fed.seed, trained, state.model)
+        return offered if sketch is None else {**offered, "sketch": Sketched(sketch, heard)}
 
     def _others(self, fed: Federation) -> list[ClientId]:
         """Who is there to be asked: in lock-step those who are in this round, too, once all who can have come."""
@@ -160,23 +209,6 @@ class Deployed(RoundMethod[PeerState]):
         fed.refuse(name, f"it is still in round {reached + 2}; going on without it")
         self.note(f"{name} does not move; going on without it")
 
-    def _opened(
-        self, fed: Federation, names: Mapping[int, ClientId], asked: Sequence[int], came: Mapping[ClientId, bytes]
-    ) -> dict[int, Answers]:
-        answers: dict[int, Answers] = {}
-        for key in asked:
-            data = came.get(names[key])
-            if data is None:
-                fed.refuse(names[key], "it did not answer")
-                continue
-            try:
-                with blamed("its answer cannot be read"):
-                    _check_layout(data, fed.task.template, self.connection.limit)
-                    answers[key] = _with_axis(wire.decode(data, Answers, limit=self.connection.limit))
-            except CoterieError as error:
-                fed.refuse(names[key], str(error))
-        return answers
-
     def model_for(self, state: PeerState, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """This peer's model."""
         return state.model, [0] * len(ids)
@@ -196,100 +228,57 @@ class Deployed(RoundMethod[PeerState]):
         return {f"client-{self.connection.name}": row(state.model, 0)}
 
 
-class PeerFederation(Engine):
-    """The federation of one that a peer is to the loop over rounds."""
+@dataclass(frozen=True)
+class _Meeting:
+    """What one peer asks others for in a round, and what is made of their answers."""
 
-    def __init__(
-        self,
-        name: ClientId,
-        task: Task,
-        data: Population,
-        seed: int,
-        connection: PeerConnection,
-        *,
-        at_end: Callable[[], None],
-        last: int,
-        note: Note = silent,
-    ) -> None:
-        self.name, self.task, self.data, self.seed, self.round = name, task, data, seed, 0
-        self.ledger = Ledger()
-        self.failures: list[tuple[int, ClientId, Failure]] = []
-        self.memory: dict[ClientId, Memory] = {}
-        self.given_up: dict[ClientId, int] = {}
-        self._connection, self._counted = connection, (0, 0)
-        self._at_end, self._last, self._begun, self._note = at_end, last, False, note
+    peer: Deployed
+    fed: Federation
+    offered: Mapping[Kind, Answers | Sketched]
+    keys: Sequence[int]
+    names: Mapping[int, ClientId]
+    known: int
+    stride: Tensor | None
 
-    @property
-    def ids(self) -> tuple[ClientId, ...]:
-        """This peer."""
-        return (self.name,)
+    def models(self, kind: Kind, keys: Sequence[int]) -> Inbox:
+        """The models of those at these keys; one that is refused has not come."""
+        own = self.offered[kind]
+        assert isinstance(own, Answers)
+        came = self._asked(kind, keys, Answers)
+        inbox, bad = inbox_of(own, keys, came, self.fed.task.template, self.known, self.stride)
+        self._refuse(bad)
+        return inbox
 
-    @property
-    def path(self) -> str:
-        """How it is reached."""
-        return "peers over zenoh"
+    def sketches(self) -> Inbox:
+        """The sketches of all that are to be looked at."""
+        own = self.offered["sketch"]
+        assert isinstance(own, Sketched)
+        inbox, bad = sketches_of(own, self.keys, self._asked("sketch", self.keys, Sketched), self.known, self.stride)
+        self._refuse(bad)
+        return inbox
 
-    @property
-    def registered(self) -> int:
-        """One."""
-        return 1
+    def _refuse(self, bad: Mapping[int, Failure]) -> None:
+        for key, failure in bad.items():
+            self.fed.refuse(self.names[key], failure.reason)
 
-    def begin(self, round: int) -> tuple[ClientId, ...]:
-        """A round begins; a single peer has no clients that could join."""
-        self.round, self._begun = round, True
-        return ()
-
-    def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
-        """One peer alone says nothing about groups."""
-        return None
-
-    def truth(self, ids: Sequence[ClientId]) -> Tensor:
-        """Not known to a peer."""
-        raise CoterieError("The true groups are not known between real peers; choose partners in another way.")
-
-    def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
-        """This peer, always."""
-        return super().sample(1.0, among)
-
-    def floor(self, ids: Sequence[ClientId]) -> float | None:
-        """What this peer has without any learning."""
-        return mean_floor(self.data, self.task, ids)
-
-    def answer(self, question: Question[R]) -> Replies[R]:
-        """A peer asks others for models, never to work."""
-        raise CoterieError(f"{question.function.__name__} cannot be asked of peers.")
-
-    def note(self, text: str) -> None:
-        """Tell those who watch this peer."""
-        self._note(text)
-
-    def restore(self, memory: dict[ClientId, Memory], next_round: int) -> None:
-        """All that a peer keeps is its state; the others are told how far it had come."""
-        self._connection.announce(next_round - 1)
-
-    def saved(self, next_round: int) -> None:
-        """Nothing depends on it."""
-
-    def commit(self) -> None:
-        """Book what was sent and received: all that crossed, whenever it did."""
-        if self._begun and self.round == self._last:
-            self._at_end()
-        sent, received = self._connection.sent, self._connection.received
-        self.ledger.up["train"] += sent - self._counted[0]
-        self.ledger.down["train"] += received - self._counted[1]
-        self._counted = (sent, received)
-
-    def keep(self, kept: Mapping[str, Tensor | Stack]) -> None:
-        """Remember what this peer wants to keep beside its state."""
-        own = self.memory.setdefault(self.name, {})
-        own.update({name: row(part, 0) if isinstance(part, dict) else part[0] for name, part in kept.items()})
-
-    def take_touched(self) -> list[ClientId]:
-        """No client: what a peer keeps is in its state."""
-        return []
-
-    def close(self) -> None:
-        """The caller that opened the connection closes it."""
+    def _asked(self, kind: Kind, keys: Sequence[int], form: type[S]) -> dict[int, S]:
+        fed, connection = self.fed, self.peer.connection
+        asked = [key for key in keys if key in self.names]
+        seconds = self.peer.pace.seconds
+        came = connection.fetch(fed.round, [self.names[key] for key in asked], kind=kind, seconds=seconds)
+        answers: dict[int, S] = {}
+        for key in asked:
+            data = came.get(self.names[key])
+            if data is None:
+                fed.refuse(self.names[key], "it did not answer")
+                continue
+            try:
+                with blamed("its answer cannot be read"):
+                    _check_layout(data, fed.task.template, connection.limit)
+                    answers[key] = _with_axis(wire.decode(data, form, limit=connection.limit))
+            except CoterieError as error:
+                fed.refuse(self.names[key], str(error))
+        return answers
 
 
 def _cohort(fed: Any) -> Cohort:
@@ -305,12 +294,26 @@ def _check_layout(data: bytes, template: State, limit: int) -> None:
             raise wire.WireError(f"{path} has shape {shape} instead of {tuple(wanted.shape)}.")
 
 
-def _alone(answers: Answers) -> Answers:
+def _view_of(fed: Federation, others: Sequence[ClientId], known: Tensor | None) -> PeerView:
+    """What this peer knows of the network: those who are there, as far as it has heard of them."""
+    everyone = np.sort(peer_keys([*others, fed.ids[0]]))
+    limited = None if known is None else (known.numpy()[np.isin(known.numpy(), everyone)],)
+    return PeerView((fed.ids[0],), fed.round, fed.seed, everyone, limited)
+
+
+def _learnt(known: Tensor | None, inbox: Inbox, own: ClientId) -> Tensor | None:
+    """Whom this peer knows after the answers it got."""
+    if known is None:
+        return None
+    told = np.unique(inbox.pool.heard[inbox.index[0][inbox.mask[0]]].numpy())
+    return torch.from_numpy(np.union1d(known.numpy(), told[(told != NO_PEER) & (told != peer_key(own))]))
+
+
+def _alone(answer: S) -> S:
     """One answer without its leading axis, as it is sent."""
-    return Answers(row(answers.model, 0), None if answers.start is None else row(answers.start, 0), answers.heard[0])
+    return Message.of(answer).row(0).open()  # type: ignore[no-any-return]
 
 
-def _with_axis(answer: Answers) -> Answers:
+def _with_axis(answer: S) -> S:
     """The inverse."""
-    start = None if answer.start is None else spread(answer.start, 1)
-    return Answers(spread(answer.model, 1), start, answer.heard.unsqueeze(0))
+    return Message.of(answer).with_axis().open()  # type: ignore[no-any-return]

@@ -12,19 +12,22 @@ import torch
 from coterie.core.aggregate import Rule, combined
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation
+from coterie.core.lengths import clip_factors
 from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
 from coterie.methods.auto import personal
-from coterie.methods.auto.judgement import flat_updates, has_classes, parts_that_pay, verdict, without
-from coterie.methods.auto.looks import with_looks
-from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Weighed
+from coterie.methods.auto.judgement import believed, flat_updates, parts_that_pay, verdict, without
+from coterie.methods.auto.looks import has_classes
+from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Tried, Weighed
+from coterie.methods.auto.parts import COVER, parted, placed
 from coterie.methods.auto.proposals import propose
-from coterie.methods.auto.visits import AGAIN, FIRST_LOOKS, Came, members, shares_by_group
+from coterie.methods.auto.visits import AGAIN, FIRST_VISITS, Came, members, shares_by_group
 from coterie.methods.clustered import Choice
 
 ASK = 1.5
-"""The t of the looks from which members are asked (without groups it is about -5); more while there are few looks."""
-_LOOKS, _MANY, _COVER = 2.0, 5.0, 0.6
+"""The t of the looks from which members are asked, where the groups are not clear (without groups it is below 0)."""
+_VISITS, _LATER = 5.0, 2.5
+"""Visits of each client before the first question: the network must have begun to learn; a later one takes longer."""
 MISFIT = 2.0
 """A client whose loss on arrival is so many times what it was, and what its fellows have, no longer fits."""
 _NEW_MISFIT = 3.0
@@ -34,13 +37,16 @@ _LATEST = 1 << 28  # bytes of updates that the server keeps
 
 
 def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
-    """FedAvg inside the groups; what is known of the clients that came; their latest updates."""
+    """FedAvg inside the groups; what is known of the clients that came; their latest updates.
+
+    What a client has made of another group's model than its own counts for neither.
+    """
     ids = [client for part in came for client in part.ids]
     groups = [group for part in came for group in part.group]
+    stays = torch.tensor([stay for part in came for stay in part.stays or (True,) * len(part.ids)])
     trained, sent = concat([part.value.model for part in came]), concat([part.sent for part in came])
     size = torch.cat([part.value.size for part in came])
     cluster = {**state.cluster, **dict(zip(ids, groups, strict=True))}
-    models = combined(rule, trained, size.clamp_min(1e-9), torch.tensor(groups), state.models, sent)
     known, usual = dict(state.known), _usual_losses(state)
     for client, loss, samples, group in zip(ids, [x for p in came for x in p.loss], size.tolist(), groups, strict=True):
         old = known.get(client)
@@ -48,25 +54,59 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
         mean = loss if old is None else loss if not strange and loss < old.loss else (old.loss + loss) / 2
         mean = old.loss if strange and old is not None else mean
         known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange)
-    updates = flat_updates(trained, sent)
-    latest = {**state.latest, **{client: updates[i].clone() for i, client in enumerate(ids)}}
-    room = _LATEST // max(updates.shape[1] * updates.element_size(), 1)
-    for client in list(latest)[: max(len(latest) - room, 0)]:
-        del latest[client]
+    models, latest = state.models, dict(state.latest)
+    rows = torch.nonzero(stays)[:, 0]
+    if len(rows):
+        trained, sent, size = take(trained, rows), take(sent, rows), size[rows]
+        models = combined(rule, trained, size.clamp_min(1e-9), torch.tensor(groups)[rows], state.models, sent)
+        updates = flat_updates(trained, sent)
+        if rule != "mean":
+            groups_of = torch.tensor(groups)[rows]
+            updates *= clip_factors(trained, sent, size.clamp_min(1e-9), groups_of)[:, None].to(updates.dtype)
+        latest.update({ids[place]: updates[i].clone() for i, place in enumerate(rows.tolist())})
+        room = _LATEST // max(updates.shape[1] * updates.element_size(), 1)
+        for client in list(latest)[: max(len(latest) - room, 0)]:
+            del latest[client]
     visits = state.visits + len(ids)
     return replace(
         state, models=models, before=state.models, cluster=cluster, known=known, latest=latest, visits=visits
     )
 
 
-def looked(state: Groups, came: Came, classes: int) -> Groups:
-    """Directions, label shares and trials of personal models, as some clients have told them."""
+def looked(state: Groups, came: Came, fed: Federation) -> tuple[Groups, Came]:
+    """What some clients have shown, and where they belong by it, if the groups are clear.
+
+    A client that shows what it has shown before stays where it is, whatever its loss.
+    """
     assert isinstance(came.value, Looked)
-    told = came.value.told
-    shares = told[:, 1 + personal.TRIED :].reshape(len(told), 2, classes)
-    state = with_looks(state, came.ids, came.value.sketch, shares, came.loss)
+    looks, known, new = dict(state.looks), dict(state.known), []
+    sketch = came.value.sketch.float() * came.value.scale.float()[:, None, None, :, None]
+    for client, shown, counts, loss in zip(
+        came.ids, sketch, came.value.counts.float().clamp_min(0), came.loss, strict=True
+    ):
+        old = looks.get(client)
+        if old is not None and torch.equal(old.counts, counts) and torch.equal(old.sketch, shown):
+            known[client] = replace(known[client], loss=max(known[client].loss, loss))
+        else:
+            looks[client] = Look(shown.clone(), counts.clone())
+            new.append(client)
+    state = replace(state, looks=looks, known=known)
+    where = placed(state, new)
+    group = [where.get(client, own) for client, own in zip(came.ids, came.group, strict=True)]
+    for client, before, after in zip(came.ids, came.group, group, strict=True):
+        if client not in state.cluster and state.clear:
+            state = _told(state, fed, f"{client} is new and joins group {after}, whose classes pull alike")
+        elif before != after:
+            state = _told(state, fed, f"{client} moves from group {before} to group {after}, whose classes pull alike")
+    stays = tuple(before == after for before, after in zip(came.group, group, strict=True))
+    return state, replace(came, group=group, stays=stays)
+
+
+def tried(state: Groups, came: Came) -> Groups:
+    """Trials of personal models, as some clients have told them."""
+    assert isinstance(came.value, Tried)
     choices = dict(state.choices)
-    for client, row in zip(came.ids, told[:, 1 : 1 + personal.TRIED], strict=True):
+    for client, row in zip(came.ids, came.value.trials, strict=True):
         choices[client] = personal.remembered(choices, client, row)
     return replace(state, choices=choices)
 
@@ -84,9 +124,9 @@ def voted(state: Groups, came: Came) -> Groups:
 
 def decided(state: Groups, fed: Federation) -> Groups:
     """Split the group in question, leave it whole, or wait for more answers."""
-    question = state.question
-    if question is None:
+    if state.question is None:
         return state
+    question = believed(state.question)
     there = set(fed.ids)
     able = [client for client in question.part if client in there and state.cluster.get(client) == question.group]
     uneven = skewed(state, fed.task.classes if has_classes(fed.task) else 0)
@@ -100,7 +140,7 @@ def decided(state: Groups, fed: Federation) -> Groups:
         text = (
             f"group {question.group} stays whole: its {max(question.part.values()) + 1} parts would not pay (t {t:.1f})"
         )
-        return _told(replace(state, question=None, looks=_forgotten(state, able)), fed, text)
+        return _told(replace(state, question=None, denied=state.visits), fed, text)
     part = parts_that_pay(question)
     state = split(state, question.group, part)
     doubtful = _LITTLE * float(np.mean(list(question.gain.values())))
@@ -135,34 +175,26 @@ def split(state: Groups, group: int, part: dict[str, int]) -> Groups:
     before = {
         name: torch.cat([t, t[group : group + 1].expand(parts - 1, *t.shape[1:])]) for name, t in state.before.items()
     }
-    centre = torch.cat([state.centre, torch.zeros(parts - 1, *state.centre.shape[1:])])
-    centre[group] = 0.0
-    weight = [*state.weight, *[0.0] * (parts - 1)]
-    weight[group] = 0.0
-    looks = _forgotten(state, list(part))
-    return replace(
-        state, models=models, before=before, cluster=cluster, known=known, centre=centre, weight=weight, looks=looks
-    )
+    return replace(state, models=models, before=before, cluster=cluster, known=known)
 
 
-def asked(state: Groups, fed: Federation, seen: Sequence[ClientId]) -> Groups:
-    """A new question, if the looks of a group some of whose members have just been seen support a partition of it."""
-    if state.question is not None:
+def asked(state: Groups, fed: Federation) -> Groups:
+    """All parted by their looks where these are clear; otherwise a question, if they support a partition of a group."""
+    state, found = parted(state, fed)
+    if state.question is not None or state.clear or state.visits < max(_VISITS * len(fed.ids), _LATER * state.denied):
         return state
     best: Question | None = None
-    for group in sorted({state.cluster[client] for client in seen}):
+    for group in range(count(state.models)):
         there = [client for client in members(state, group) if client in set(fed.ids)]
-        unmet = [client for client in fed.ids if client not in state.cluster] if count(state.models) == 1 else []
-        shown = [client for client in there if client in state.looks and state.looks[client].count]
-        total = sum(state.looks[client].count for client in shown)
-        if len(shown) < _COVER * (len(there) + len(unmet)) or total < _LOOKS * len(shown):
+        shown = [client for client in there if client in state.looks]
+        if len(shown) < COVER * (len(fed.ids) if count(state.models) == 1 else len(there)):
             continue
-        found = propose(state.looks, shown)
-        sure = ASK if total >= _MANY * len(shown) or count(state.models) > 1 else 4 * ASK
-        if found and found.evidence >= sure and (best is None or found.evidence > best.evidence):
+        found = found or propose(state.looks, shown)
+        if found and found.evidence >= ASK and (best is None or found.evidence > best.evidence):
             best = Question(group, found.part, {}, {}, found.evidence, fed.round)
+        found = None
     if best is None:
-        return state
+        return replace(state, denied=state.visits)
     number = max(best.part.values()) + 1
     text = f"the looks propose {number} parts of group {best.group} (t {best.evidence:.1f}); its members are asked"
     return _told(replace(state, question=best), fed, text)
@@ -193,8 +225,6 @@ def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
         state,
         models=concat([state.models, made]),
         before=concat([state.before, made]),
-        centre=torch.cat([state.centre, torch.zeros(1, *state.centre.shape[1:])]),
-        weight=[*state.weight, 0.0],
         cluster={**state.cluster, **dict.fromkeys(strangers, new)},
     )
     return _told(state, fed, f"{', '.join(strangers)} fit no group and found group {new}")
@@ -202,7 +232,7 @@ def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
 
 def limit(known: Known, usual: float) -> float:
     """The loss on arrival from which a client no longer fits: by its own past, or, while it is new, by its fellows'."""
-    return MISFIT * max(known.loss, usual) if known.visits > FIRST_LOOKS else _NEW_MISFIT * usual
+    return MISFIT * max(known.loss, usual) if known.visits > FIRST_VISITS else _NEW_MISFIT * usual
 
 
 def skewed(state: Groups, classes: int) -> set[ClientId]:
@@ -210,11 +240,14 @@ def skewed(state: Groups, classes: int) -> set[ClientId]:
 
     Half the sum of |p - q| is for n drawn samples about half the sum of sqrt(2 q (1 - q) / (pi n)).
     """
-    found, shares = set(), shares_by_group(state, classes)
+    found: set[ClientId] = set()
+    if not classes:
+        return found
+    shares = shares_by_group(state, classes)
     for client, look in state.looks.items():
         q, n = shares[state.cluster[client]], max(state.known[client].size, 1.0)
-        apart = (look.shares.mean(0) - q).abs().sum() / 2
-        if classes and float(apart - (2 * q * (1 - q) / (math.pi * n)).sqrt().sum() / 2) > _SKEWED:
+        apart = (look.shares - q).abs().sum() / 2
+        if float(apart - (2 * q * (1 - q) / (math.pi * n)).sqrt().sum() / 2) > _SKEWED:
             found.add(client)
     return found
 
@@ -226,15 +259,6 @@ def _usual_losses(state: Groups) -> dict[int, float]:
         if client in state.known:
             losses.setdefault(group, []).append(state.known[client].loss)
     return {group: float(np.median(values)) for group, values in losses.items()}
-
-
-def _forgotten(state: Groups, clients: Sequence[ClientId]) -> dict[str, Look]:
-    """Looks whose count begins again: what they have shown so far has been asked."""
-    looks = dict(state.looks)
-    for client in clients:
-        if client in looks:
-            looks[client] = replace(looks[client], count=0)
-    return looks
 
 
 def _told(state: Groups, fed: Federation, text: str) -> Groups:

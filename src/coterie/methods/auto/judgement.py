@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from coterie.core.evaluation import probabilities, score
+from coterie.core.lengths import capped
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, count, row, stack, unflat
 from coterie.core.task import Task
+from coterie.methods.auto.looks import has_classes
 from coterie.methods.auto.messages import Groups, Question
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
@@ -30,19 +33,8 @@ _WORTH = 0.01
 """... and the share of the loss that it must be."""
 _BOTH = 4.0
 _FEWEST = 4
-
-
-def has_classes(task: Task) -> bool:
-    """Whether targets are classes; otherwise there is no label prior to take out."""
-    return task.loss == "cross_entropy" and task.classes > 1
-
-
-def label_shares(task: Task, samples: Samples) -> Tensor:
-    """p_i(y), [classes]; uniform for no samples, and empty where there are no classes."""
-    if not has_classes(task):
-        return torch.zeros(0)
-    counts = torch.bincount(samples.y.flatten(), minlength=task.classes).float()
-    return counts / counts.sum() if len(samples) else torch.full_like(counts, 1 / task.classes)
+_BELIEVED = 10.0
+"""Robust deviations from the median beyond which what a client tells is not believed."""
 
 
 def losses_under_prior(
@@ -66,10 +58,10 @@ def losses_under_prior(
 
 def shares_of(state: Groups, clients: Sequence[ClientId], classes: int) -> Tensor:
     """q(y) of what these clients make together: their label shares, weighed by their samples."""
-    told = [(state.looks[i].shares.mean(0), state.known[i].size) for i in clients if i in state.looks]
+    told = [(state.looks[i].shares, state.known[i].size) for i in clients if i in state.looks]
     if not told or not classes:
         return torch.full((classes,), 1 / max(classes, 1))
-    weight = torch.tensor([size for _, size in told]).float().clamp_min(1e-9)
+    weight = _weights([size for _, size in told]).float()
     return (torch.stack([share for share, _ in told]) * weight[:, None]).sum(0) / weight.sum()
 
 
@@ -79,12 +71,39 @@ def without(state: Groups, group: int, fellows: Sequence[ClientId]) -> State:
     known = [client for client in fellows if client in state.latest]
     if not known:
         return row(state.models, group)
-    weight = torch.tensor([max(state.known[client].size, 1e-9) for client in known], dtype=torch.float64)
+    weight = _weights([state.known[client].size for client in known])
     change = (torch.stack([state.latest[i] for i in known]).double() * (weight / weight.sum())[:, None]).sum(0)
     origin = stack([base])
     moved = {name: tensor for name, tensor in origin.items() if tensor.is_floating_point()}
     wide = unflat(change[None], moved)
     return {name: (t + wide[name].to(t.dtype) if name in wide else t)[0] for name, t in origin.items()}
+
+
+def _weights(sizes: Sequence[float]) -> Tensor:
+    """What clients weigh by the samples they claim, [n]; as in a mean of their models, none much more than most."""
+    claimed = torch.tensor(sizes, dtype=torch.float64).clamp_min(1e-9)
+    return capped(claimed, torch.zeros(len(claimed), dtype=torch.int64))
+
+
+def believable(numbers: Tensor) -> Tensor:
+    """What clients told, [n, ...], with single ones that are far from most (`_BELIEVED`) brought to that border.
+
+    They steer what all get, and one false number must not outweigh all others.
+    """
+    middle = numbers.median(0).values
+    spread = 1.4826 * (numbers - middle).abs().median(0).values
+    wide = torch.where(spread > 0, _BELIEVED * spread, torch.inf)
+    return numbers.clamp(middle - wide, middle + wide)
+
+
+def believed(question: Question) -> Question:
+    """The question with answers that one liar cannot decide."""
+    if len(question.gain) < _FEWEST:
+        return question
+    names = sorted(question.gain)
+    told = torch.tensor([[question.gain[name], question.before[name]] for name in names], dtype=torch.float64)
+    gain, before = believable(told).T.tolist()
+    return replace(question, gain=dict(zip(names, gain, strict=True)), before=dict(zip(names, before, strict=True)))
 
 
 def flat_updates(trained: Stack, sent: Stack) -> Tensor:

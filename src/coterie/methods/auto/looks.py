@@ -1,38 +1,58 @@
-"""Two looks at every client: directions of its updates from disjoint halves of its data (ours).
+"""A look at a client: the pulls of its classes on the common first model, from disjoint halves of its data (ours).
 
-In a look a client trains the received model twice, on one half of its data and on the other, and sends the mean of the
-two. What its few samples do by chance is independent in the two halves; what its distribution does is not. Directions
-are sent as sketches: random projections of the updates of three blocks of layers, some hundred numbers each.
+For every class that a client holds, the gradient of the loss over its samples of that class alone, at the model that
+all began with and that every client can make for itself. Such a direction does not depend on how often a client has
+each class, nor on the round in which it comes, so clients with different labels and of different rounds can be compared
+over the classes that both hold. What a client's few samples do by chance is independent in the two halves; what its
+distribution does is not. Without classes, all samples are of one kind. Directions are sent as random projections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from coterie.core.cohort import Cohort
+from coterie.core.optimiser import Optimiser
 from coterie.core.rng import rng, torch_rng
-from coterie.core.samples import ClientData, ClientId
-from coterie.core.states import Stack, count
+from coterie.core.samples import ClientData, Samples
+from coterie.core.states import Stack, count, spread
 from coterie.core.task import Task
-from coterie.methods.auto.messages import Groups, Look
+from coterie.core.training import local_sgd
 
-BLOCKS = 3
-"""The first fully connected layer, the other layers but the last, and the last."""
-_FORGOTTEN = 0.2  # of a client's earlier looks, with each new one
-_ENOUGH = 8  # so many directions make a first mean to centre on
-_WIDTHS = ((200_000, 256), (20_000, 192), (0, 128))  # the more parameters, the more numbers a sketch may have
+_NUMBERS, _LEAST, _MOST = 320, 16, 256
+"""Numbers of a client's sketch in one block of layers, over all classes; the least and the most for one class."""
+_SHARE = 0.4  # so many numbers a parameter at most: a look is sent once, and again only when a client no longer fits
+_FEWEST = 8
+_ONE_STEP = Optimiser(epochs=1, batch=0, lr=1.0)
+
+
+def has_classes(task: Task) -> bool:
+    """Whether targets are classes; otherwise there is no label prior to take out."""
+    return task.loss == "cross_entropy" and task.classes > 1
+
+
+def kinds(task: Task) -> int:
+    """Kinds of samples that are looked at apart: the classes, or one."""
+    return task.classes if has_classes(task) else 1
 
 
 def width(task: Task) -> int:
-    """Numbers in the sketch of one block: two looks of three blocks are below 4 % of what a visit sends anyway."""
+    """Numbers in the sketch of one kind of samples in one block of layers."""
     parameters = sum(task.template[name].numel() for name in task.parameters)
-    return next(wide for least, wide in _WIDTHS if parameters >= least)
+    wide = min(_MOST, max(_LEAST, _NUMBERS // kinds(task)))
+    return max(_FEWEST, min(wide, int(_SHARE * parameters) // (2 * kinds(task) * len(blocks(task)))))
+
+
+def blocks(task: Task) -> list[list[str]]:
+    """Matrices of weights: the first fully connected one (else the last before the classifier), the rest, the last."""
+    matrices = [name for name in task.parameters if task.template[name].dim() > 1] or list(task.parameters)
+    inner, last = matrices[:-1], matrices[-1:]
+    linear = [name for name in inner if task.template[name].dim() == 2]
+    first = linear[:1] or inner[-1:]
+    return [names for names in (first, [name for name in inner if name not in first], last) if names]
 
 
 def halves(c: Cohort) -> tuple[Cohort, Cohort]:
@@ -47,11 +67,30 @@ def halves(c: Cohort) -> tuple[Cohort, Cohort]:
     return one, other
 
 
-def sketches(task: Task, trained: Stack, sent: Stack, seed: int) -> Tensor:
-    """The directions of some updates, [C, blocks, width]: unit rows, zero where a network has no layer of the block.
+def pulls(c: Cohort) -> tuple[Tensor, Tensor, Tensor]:
+    """What the clients show: sketches [C, 2, kinds, blocks, width] in 16 bits, their scales [C, blocks], and how many
+    samples of each kind either half has, [C, 2, kinds].
 
-    Every matrix of weights counts alike in its block, whatever its size.
+    One full-batch step of SGD at rate 1 is the gradient.
     """
+    first = spread(c.task.init(c.seed), len(c))
+    found, counts = [], []
+    for half in halves(c):
+        rows = [_rows_by_kind(c.task, client.train) for client in half.data]
+        counts.append(torch.tensor([[float(len(some)) for some in each] for each in rows]))
+        of_kind = []
+        for kind in range(kinds(c.task)):
+            data = [ClientData(d.train.take(r[kind]), d.test) for d, r in zip(half.data, rows, strict=True)]
+            some = replace(half, data=tuple(data), round=0)
+            of_kind.append(sketches(c.task, local_sgd(some, first, _ONE_STEP, purpose="look"), first, c.seed))
+        found.append(torch.stack(of_kind, 1))
+    sketch = torch.stack(found, 1).nan_to_num(0.0, 0.0, 0.0)
+    scale = sketch.abs().amax(dim=(1, 2, 4)).clamp_min(1e-30)
+    return (sketch / scale[:, None, None, :, None]).half(), scale, torch.stack(counts, 1)
+
+
+def sketches(task: Task, trained: Stack, sent: Stack, seed: int) -> Tensor:
+    """Random projections of some updates, [C, blocks, width]."""
     wide, found = width(task), []
     for number, names in enumerate(blocks(task)):
         total = torch.zeros(count(trained), wide)
@@ -60,50 +99,12 @@ def sketches(task: Task, trained: Stack, sent: Stack, seed: int) -> Tensor:
             generator = torch_rng(seed, "sketch", number, name)
             place = torch.randint(wide, (update.shape[1],), generator=generator)
             sign = torch.randint(2, (update.shape[1],), generator=generator).float() * 2 - 1
-            total += F.normalize(torch.zeros(len(update), wide).index_add_(1, place, update * sign), dim=1)
-        found.append(F.normalize(total, dim=1))
+            total.index_add_(1, place, update * sign)
+        found.append(total)
     return torch.stack(found, 1)
 
 
-def middle(one: Tensor, other: Tensor) -> Tensor:
-    """The mean of two models' entries; counters of BatchNorm are whole numbers."""
-    return (one + other) / 2 if one.is_floating_point() else (one + other) // 2
-
-
-def blocks(task: Task) -> tuple[list[str], list[str], list[str]]:
-    """Matrices of weights: the first fully connected one (else the last before the classifier), the rest, the last."""
-    matrices = [name for name in task.parameters if task.template[name].dim() > 1] or list(task.parameters)
-    inner, last = matrices[:-1], matrices[-1:]
-    linear = [name for name in inner if task.template[name].dim() == 2]
-    first = linear[:1] or inner[-1:]
-    return first, [name for name in inner if name not in first], last
-
-
-def with_looks(
-    state: Groups, ids: Sequence[ClientId], directions: Tensor, shares: Tensor, losses: Sequence[float]
-) -> Groups:
-    """The state after some looks: directions [n, 2, blocks, width], each less the running mean of its group.
-
-    The mean is of the last directions of as many visits as the group has members: where few come, two alone would
-    always point away from each other. Until it is made of enough of them, looks only go into the mean.
-    A model that fits a client already is pulled nowhere in particular. So a look counts by the loss that is left of the
-    first one's, and earlier looks are forgotten only as fast as new ones count.
-    """
-    centre, weight, looks = state.centre.clone(), list(state.weight), dict(state.looks)
-    groups = np.array([state.cluster[client] for client in ids])
-    members = np.bincount(list(state.cluster.values()), minlength=len(weight))
-    for group in sorted(set(groups.tolist())):
-        rows = torch.from_numpy(np.flatnonzero(groups == group))
-        own, new = directions[rows].float(), len(rows)
-        kept = max(min(weight[group] + new, float(members[group])) - new, 0.0)
-        centre[group] = (kept * centre[group] + own.mean(1).sum(0)) / (kept + new)
-        weight[group] = kept + new
-        if weight[group] < min(_ENOUGH, members[group]):
-            continue
-        for row, apart in zip(rows.tolist(), F.normalize(own - centre[group], dim=-1), strict=True):
-            old = looks.get(ids[row])
-            first = losses[row] if old is None else old.loss
-            counts = min(losses[row] / first, 1.0) if first > 0 else 1.0
-            summed = apart if old is None else (1 - _FORGOTTEN * counts) * old.sketch + counts * apart
-            looks[ids[row]] = Look(summed, shares[row].float(), 1 if old is None else old.count + 1, first)
-    return replace(state, centre=centre, weight=weight, looks=looks)
+def _rows_by_kind(task: Task, samples: Samples) -> list[Tensor]:
+    if not has_classes(task) or samples.y.dim() != 1:
+        return [torch.arange(len(samples)), *[torch.arange(0)] * (kinds(task) - 1)]
+    return [torch.nonzero(samples.y == kind)[:, 0] for kind in range(task.classes)]

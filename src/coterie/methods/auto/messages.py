@@ -11,16 +11,20 @@ from coterie.core.states import Stack
 
 @dataclass(frozen=True)
 class Look:
-    """What a client has shown in its looks: per half of its data the summed directions, [2, blocks, width].
+    """What a client has shown (`looks`): per half of its data the pulls of its classes, [2, kinds, blocks, width].
 
-    `shares` [2, classes] are the label shares of the halves, `count` the looks since the client's group was last asked,
-    `loss` the client's loss on arrival at its first look.
+    `counts` [2, kinds] are the samples of each kind in the halves; `fresh` says that nothing was parted by it yet.
     """
 
     sketch: Tensor
-    shares: Tensor
-    count: int
-    loss: float
+    counts: Tensor
+    fresh: bool = True
+
+    @property
+    def shares(self) -> Tensor:
+        """How often the client has each class, [kinds]."""
+        total = self.counts.sum(0)
+        return total / total.sum().clamp_min(1.0)
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,10 @@ class Event:
 class Groups:
     """The groups so far. Each client that has been met is in exactly one.
 
-    `before` holds the groups' models before the last round, `latest` every client's latest update of its group's model,
-    `centre` [K, blocks, width] the running mean of all directions in a group and `weight` how many made it.
+    `before` holds the groups' models before the last round, `latest` every client's latest update of its group's model.
     `choices` is what each client's own data say about its model (`personal`). `visits` and `extra` count the downloads
-    of one model that every participant has, and those beyond it.
+    of one model that every participant has, and those beyond it. `clear` says that the looks alone make the groups,
+    `denied` how many visits there had been when a question was last answered with no.
     """
 
     models: Stack
@@ -73,12 +77,12 @@ class Groups:
     known: dict[str, Known]
     looks: dict[str, Look]
     latest: dict[str, Tensor]
-    centre: Tensor
-    weight: list[float]
     choices: dict[str, Tensor]
     question: Question | None = None
     visits: int = 0
     extra: int = 0
+    clear: bool = False
+    denied: int = 0
     events: list[Event] = field(default_factory=list)
 
 
@@ -110,15 +114,24 @@ class Visit:
 
 @dataclass(frozen=True)
 class Looked:
-    """The same after a look: also the directions of its two halves, [C, 2, blocks, width], and `told` [C, m].
-
-    That is the loss on arrival, then what the halves say of personal models (`personal`), then their label shares.
-    """
+    """The same after a look (`looks.pulls`): `sketch` in units of `scale`, and `counts`."""
 
     model: Stack
     size: Tensor
+    loss: Tensor
     sketch: Tensor
-    told: Tensor
+    scale: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The same after a trial on halves: also what these say of personal models (`personal`), [C, m]."""
+
+    model: Stack
+    size: Tensor
+    loss: Tensor
+    trials: Tensor
 
 
 @dataclass(frozen=True)

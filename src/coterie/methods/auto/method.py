@@ -2,18 +2,19 @@
 
 Every participant downloads one model and uploads one, as in FedAvg. All begin in one group.
 
-1. **Looks.** In some of its visits a client trains on two halves of its data apart and sends the mean of both models
-   (`looks`). Sketches of the two updates tell its direction twice, with independent noise.
+1. **Looks.** In its first visit a client tells, as sketches, how its samples of each class pull on the model that all
+   began with, from two halves of its data (`looks`). Label shares and rounds play no part in that.
 2. **Proposals.** Partitions found from one half are judged by the other (`proposals`). Nothing is proposed by chance.
-3. **Judgement.** The members of a group that might be split are sent a second model once: each compares the mean of its
-   fellows in the whole group with that of its fellows in its part, its own update left out of both and its own label
-   prior taken out (`judgement`). The group is split only if its members gain.
-4. **Second opinions.** A client that no longer fits, or that is new, is sent the other groups' models as well and
-   goes where its loss is least. Those that fit nowhere found a group.
-5. **Personal models.** Each client uses its group's model as it is or fine-tuned, by what its looks have shown of
-   either on the half that was not trained on (`personal`).
+3. **Clear groups** explain nearly all that the halves of a client have in common: they are made at once, newcomers are
+   put where they belong, and a client whose loss has risen is looked at again (`parts`).
+4. **Judgement.** Other proposals are sent to the members, a second model once: each compares the mean of its fellows in
+   the whole group with that of its fellows in its part, its own update left out of both and its own label prior taken
+   out (`judgement`). The group is split only if its members gain. A client that no longer fits such a group, or
+   that is new, is sent the other groups' models as well and goes where its loss is least; strangers found a group.
+5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
+   fine-tuned, by what either did on the half that was not trained on (`personal`).
 
-Extra downloads are paid from an allowance (`visits`): a run has cost 1.03 to 1.12 times FedAvg's bytes.
+Extra downloads are paid from an allowance (`visits`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, stack, take
 from coterie.core.training import local_sgd
 from coterie.methods.auto import groups, personal, visits
-from coterie.methods.auto.judgement import has_classes, label_shares, losses_under_prior
-from coterie.methods.auto.looks import BLOCKS, halves, middle, sketches, width
-from coterie.methods.auto.messages import Groups, Looked, Pair, Prepared, Sent, Visit, Weighed
+from coterie.methods.auto.judgement import losses_under_prior
+from coterie.methods.auto.looks import halves, has_classes, pulls
+from coterie.methods.auto.messages import Groups, Looked, Pair, Prepared, Sent, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import A, Log, Models
 from coterie.methods.clustered import Choice, ServesClusters, cluster_sizes
@@ -54,25 +55,29 @@ class Auto(ServesClusters[Groups]):
     def init(self, fed: Federation) -> Groups:
         """All clients in one group."""
         models = stack([fed.task.init(fed.seed)])
-        return Groups(models, models, {}, {}, {}, {}, torch.zeros(1, BLOCKS, width(fed.task)), [0.0], {})
+        return Groups(models, models, {}, {}, {}, {}, {})
 
     def step(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
-        """One round: every participant votes, chooses, looks or just trains; then the models, then the groups."""
+        """One round: every participant votes, chooses, looks, tries or trains; then the models, then the groups."""
         plan = visits.planned(state, fed.sample(self.fraction))
         shares = visits.shares_by_group(state, self._classes(fed))
-        looked = self._visited(state, fed, self.look, plan.lookers, Sent(state.models, shares))
+        looked = self._visited(state, fed, self.look, plan.lookers, Models(state.models))
+        tried = self._visited(state, fed, self.try_out, plan.triers, Sent(state.models, shares))
         trained = self._visited(state, fed, self.train, plan.others, Models(state.models))
         voted = self._voted(state, fed, plan.voters)
         chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares))
-        came = [some for some in (looked, trained, voted, chose) if some is not None]
+        new = state
+        if looked:
+            new, looked = groups.looked(state, looked, fed)
+        came = [some for some in (looked, tried, trained, voted, chose) if some is not None]
         if not came:
             return state, {}
         extra = len(plan.voters) + (count(state.models) - 1) * len(plan.choosers)
-        new = replace(groups.averaged(state, came, self.aggregate), extra=state.extra + extra)
-        new = groups.looked(new, looked, self._classes(fed)) if looked else new
+        new = replace(groups.averaged(new, came, self.aggregate), extra=state.extra + extra)
+        new = groups.tried(new, tried) if tried else new
         new = groups.moved(new, state, chose, fed) if chose else new
         new = groups.decided(groups.voted(new, voted) if voted else new, fed)
-        new = groups.asked(new, fed, looked.ids) if looked else new
+        new = groups.asked(new, fed)
         sizes = cluster_sizes(torch.tensor(list(new.cluster.values())), count(new.models))
         moves = sum(state.cluster.get(client, group) != group for client, group in new.cluster.items())
         return new, {"sizes": sizes, "moved": moves, "extra_downloads": new.extra}
@@ -124,25 +129,20 @@ class Auto(ServesClusters[Groups]):
         return Visit(local_sgd(c, sent.models, self.opt), c.size, loss)
 
     @on_client("models", "scores", "labels")
-    def look(self, c: Cohort, sent: Sent) -> Looked:
-        """On the client: train on either half of the data, try each result on the other half, send the mean of both.
+    def look(self, c: Cohort, sent: Models) -> Looked:
+        """On the client: the same, and how its classes pull on the model that all began with."""
+        loss = evaluate(c, sent.models, "train").loss
+        return Looked(local_sgd(c, sent.models, self.opt), c.size, loss, *pulls(c))
 
-        Directions are those of the first steps; then the halves are trained once more, to as many steps as the whole.
-        """
-        one, other = halves(c)
-        first, second = (local_sgd(half, sent.models, self.opt, purpose="look") for half in (one, other))
-        sketch = torch.stack([sketches(c.task, half, sent.models, c.seed) for half in (first, second)], 1)
-        first, second = (
-            local_sgd(half, begun, self.opt, purpose="look on") for half, begun in ((one, first), (other, second))
-        )
-        told = [
-            evaluate(c, sent.models, "train").loss[:, None],
-            personal.tried(c, sent.models, sent.shares, one, first, other, self.opt),
-            personal.tried(c, sent.models, sent.shares, other, second, one, self.opt),
-            *(torch.stack([label_shares(c.task, d.train) for d in half.data]) for half in (one, other)),
+    @on_client("models", "scores")
+    def try_out(self, c: Cohort, sent: Sent) -> Tried:
+        """On the client: the same as `train`; beside it, train on either half of the data and try it on the other."""
+        visit, (one, other) = self.train(c, Models(sent.models)), halves(c)
+        trials = [
+            personal.tried(c, sent.models, sent.shares, half, rest, self.opt)
+            for half, rest in ((one, other), (other, one))
         ]
-        mean = {name: middle(tensor, second[name]) for name, tensor in first.items()}
-        return Looked(mean, c.size, sketch.half(), torch.cat([part.float() for part in told], 1))
+        return Tried(visit.model, visit.size, visit.loss, torch.cat(trials, 1).float())
 
     @on_client("models", "scores")
     def compare(self, c: Cohort, sent: Pair) -> Weighed:

@@ -1,7 +1,7 @@
 """Which personal model a client ends with: its group's as it is, or fine-tuned gently or fully (ours).
 
-Every look is a trial at no cost: a model trained on one half of a client's data is judged on the other half, beside
-the model that the client was sent. That one is judged under the client's own label prior, since what fine-tuning gains
+In every fourth visit a model trained on one half of a client's data is judged on the other half, beside the
+model that the client was sent. That one is judged under the client's own label prior, since what fine-tuning gains
 by learning the client's label shares alone it loses where other labels come. One client's halves say little, so the
 gains of all are put together: each client's own is shrunk towards the mean of all by as much as it is noise.
 """
@@ -20,7 +20,7 @@ from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack
 from coterie.core.training import local_sgd
-from coterie.methods.auto.judgement import PSEUDO, losses_under_prior
+from coterie.methods.auto.judgement import PSEUDO, believable, losses_under_prior
 
 CHOICES = ("as it is", "fine-tuned gently", "fine-tuned")
 TRIED = 2 * len(CHOICES)
@@ -34,11 +34,10 @@ def gently(opt: Optimiser, round: int) -> Optimiser:
     return replace(opt, lr=_GENTLY * opt.rate(round), lr_decay=1.0)
 
 
-def tried(
-    c: Cohort, sent: Stack, makers: Tensor, half: Cohort, trained: Stack, other: Cohort, opt: Optimiser
-) -> Tensor:
+def tried(c: Cohort, sent: Stack, makers: Tensor, half: Cohort, other: Cohort, opt: Optimiser) -> Tensor:
     """The losses on the other half, [C, 3]: the model as sent, trained gently on this half, trained on this half."""
-    soft = local_sgd(half, sent, gently(opt, c.round))
+    soft = local_sgd(half, sent, gently(opt, c.round), purpose="try gently")
+    trained = local_sgd(half, sent, opt, purpose="try")
     found = []
     for index, client in enumerate(other.data):
         as_sent, *tuned = ({name: t[index : index + 1] for name, t in m.items()} for m in (sent, soft, trained))
@@ -65,7 +64,7 @@ def chosen(choices: Mapping[str, Tensor], ids: Sequence[ClientId], skewed: Colle
         return [0] * len(ids)
     place = {name: number for number, name in enumerate(names)}
     losses = torch.stack([choices[name] for name in names])
-    gains = losses[:, :, :1] - losses  # [n, 2, 3]
+    gains = believable(losses[:, :, :1] - losses)  # [n, 2, 3]
     own, noise = gains.mean(1), (gains[:, 0] - gains[:, 1]).square() / 4
     mean, noise = own.mean(0), noise.mean(0)
     spread = (own.var(0) - noise).clamp_min(0)

@@ -1,142 +1,249 @@
-"""Which partition of a group the looks propose, and how sure they are (ours).
+"""Which partition of some clients their looks propose, how sure they are, and how much of it they explain (ours).
 
-A partition is found from the directions of one half of every client's data and judged by those of the other half: how
-much better a client's direction is foretold by the mean of its *fellow members'* than by nothing. The halves are
-disjoint, so chance finds groups but cannot confirm them. The fewest of equally good numbers of groups win.
+The pull of client i on class y is taken as theta(group of i, y) + noise / sqrt(samples), thetas of one spread.
+Groups are grown by the likelihood of this model with the thetas integrated out: two clients that hold no class in
+common are neither alike nor unlike. A partition found from one half of every client's data is judged by the other half:
+how much better is a client's pull foretold by its *fellow members'* than by the mean of all? The halves are disjoint,
+so chance finds groups but cannot confirm them. The fewest of equally good numbers of groups win.
+
+`explained` compares this with what the members of real groups would foretell. Where each client has a way of its own
+(writers), there are partitions that are sure and explain little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from coterie.core.samples import ClientId
 from coterie.methods.auto.messages import Look
 
 Labels = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
-MOST = 12
-"""Parts that a group is split into at once; parts can be split again."""
-_VIEWS = ((0,), (0, 1), (0, 1, 2))
-_RIDGE = 0.3
-_MOVES = 10
+MOST = 16
+"""Parts that are tried at most."""
+_FEWEST = 4
+_TREE = 400  # more clients than that are put into the groups that so many of them make
+_LEAST_SPREAD = 0.02
+_MOVES = 20
 _TIE = 0.25  # standard errors
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A partition of some clients, and the t of what its parts foretell of the other half's directions."""
+    """A partition of some clients, the t of what its parts foretell of the other half, and what share they explain."""
 
     part: dict[str, int]
     evidence: float
+    explained: float
 
 
-def propose(looks: dict[str, Look], members: Sequence[ClientId]) -> Proposal | None:
+@dataclass(frozen=True)
+class Pulls:
+    """Sums of samples' pulls [n, kinds, width] and their counts [n, kinds]; the model's noise and spread."""
+
+    total: Numbers
+    counts: Numbers
+    noise: float
+    spread: float
+
+    @property
+    def mean(self) -> Numbers:
+        """The mean pull of each kind of a client's samples."""
+        return np.asarray(self.total / np.maximum(self.counts, 1e-9)[:, :, None])
+
+    def likelihood(self, squares: Numbers, counts: Numbers) -> Numbers:
+        """The log-likelihood of pulls whose sum has this squared length, up to a constant: last axis summed."""
+        wide = 1 + counts * self.spread
+        return np.asarray((-0.5 * np.log(wide) + self.spread * squares / (2 * self.noise * wide)).sum(-1))
+
+    def sums(self, labels: Labels) -> tuple[Numbers, Numbers]:
+        """The sums [P, kinds, width] and counts [P, kinds] of all parts; a client with the label -1 is in none."""
+        member = (labels[:, None] == np.arange(int(labels.max()) + 1)[None]).astype(np.float64)
+        return np.einsum("ip,ikw->pkw", member, self.total), member.T @ self.counts
+
+    def fits(self, labels: Labels) -> Numbers:
+        """How likely each client's pulls are among each part's, itself left out, [n, P]; alone it is the prior's."""
+        total, counts = self.sums(labels)
+        cross = np.einsum("pkw,ikw->ipk", total, self.total)
+        own = (self.total**2).sum(-1)[:, None]
+        with_it = (total**2).sum(-1)[None] + 2 * cross + own
+        number = counts[None] + self.counts[:, None]
+        inside = labels[:, None] == np.arange(len(total))[None]
+        with_it = np.where(inside[:, :, None], (total**2).sum(-1)[None], with_it)
+        number = np.where(inside[:, :, None], counts[None], number)
+        rest = np.where(inside[:, :, None], (total**2).sum(-1)[None] - 2 * cross + own, (total**2).sum(-1)[None])
+        return self.likelihood(with_it, number) - self.likelihood(rest, number - self.counts[:, None])
+
+    def total_likelihood(self, labels: Labels) -> float:
+        """How likely all pulls are under a partition."""
+        total, counts = self.sums(labels)
+        return float(self.likelihood((total**2).sum(-1), counts).sum())
+
+    def alone(self) -> Numbers:
+        """How likely each client's pulls are if it is like nobody, [n]."""
+        return self.likelihood((self.total**2).sum(-1), self.counts)
+
+    def foretold(self, labels: Labels) -> tuple[Numbers, Numbers, Numbers]:
+        """By how much fellows foretell each client's pulls, what they would in real groups, and the pulls' own size."""
+        total, counts = self.sums(labels)
+        number = counts[labels] - self.counts
+        mean = (total[labels] - self.total) / (number + 1 / self.spread)[:, :, None]
+        gain = (2 * (self.total * mean).sum(-1) - self.counts * (mean**2).sum(-1)).sum(1)
+        full = np.where(number.sum(1, keepdims=True) > 0, number / (number + 1 / self.spread), 1.0)
+        hoped = (self.counts * full).sum(1) * self.spread * self.noise
+        size = ((self.total**2).sum(-1) / np.maximum(self.counts, 1e-9)).sum(1)
+        return gain, hoped, size
+
+
+def propose(looks: Mapping[str, Look], members: Sequence[ClientId]) -> Proposal | None:
     """The partition of these clients that their looks support best; None where there are too few of them.
 
-    Several views of the directions are tried: the first fully connected layer, all layers but the last, all.
+    Two views of the pulls are tried, on the first fully connected layer and on all. The surer one says how many parts
+    there are at most; of all partitions into so many, that is taken under which all pulls together are most likely.
     """
     names = sorted(client for client in members if client in looks)
-    if len(names) < 4:
+    if len(names) < _FEWEST:
         return None
-    sketch = torch.stack([looks[name].sketch for name in names])
-    shares = torch.stack([looks[name].shares for name in names])
-    present = [block for block in range(sketch.shape[2]) if bool(sketch[:, :, block].any())]
-    best: tuple[float, Labels] | None = None
-    for view in dict.fromkeys(tuple(b for b in view if b in present) for view in _VIEWS):
-        if view:
-            found = _best_of_view(
-                _prepared(sketch[:, 0, view], shares[:, 0]), _prepared(sketch[:, 1, view], shares[:, 1])
-            )
-            if best is None or found[0] > best[0]:
-                best = found
-    if best is None:
-        return None
-    return Proposal(dict(zip(names, best[1].tolist(), strict=True)), best[0])
+    both = views(looks, names)
+    evidence, explained, most = max(_judged(*halves) for halves in both)
+    one, other = both[-1]
+    whole = together(one, other)
+    found = [labels for view in both for labels in _steps(together(*view)) if labels.max() < most]
+    best = max(found, key=lambda labels: round(whole.total_likelihood(labels), 6) - 1e-3 * int(labels.max()))
+    part = _outcasts(one, other, refined(whole, best))
+    return Proposal(dict(zip(names, part.tolist(), strict=True)), evidence, explained)
 
 
-def _prepared(directions: Tensor, shares: Tensor) -> Numbers:
-    """Directions [n, blocks, width] of one half less what its label shares explain (by ridge regression): unit rows.
-
-    Clients with like labels pull alike; that is no reason to separate them from the others.
-    """
-    known = torch.cat([shares, torch.ones(len(shares), 1)], dim=1)
-    gram = known.T @ known + _RIDGE * torch.eye(known.shape[1])
-    rows = directions.flatten(1)
-    rest = (rows - known @ torch.linalg.solve(gram, known.T @ rows)).reshape(directions.shape)
-    rest = F.normalize(rest - rest.mean(0), dim=-1).flatten(1)
-    return F.normalize(rest, dim=1).double().numpy()
+def views(looks: Mapping[str, Look], names: Sequence[ClientId]) -> list[tuple[Pulls, Pulls]]:
+    """The two halves of what these clients have shown, of the first block of layers and of all."""
+    sketch = torch.stack([looks[name].sketch for name in names]).double().numpy()
+    counts = torch.stack([looks[name].counts for name in names]).double().numpy()
+    blocks = sketch.shape[3]
+    return [_prepared(sketch[:, :, :, :number], counts) for number in dict.fromkeys((1, blocks))]
 
 
-def _best_of_view(one: Numbers, other: Numbers) -> tuple[float, Labels]:
-    """The evidence (t) and the partition: its number of parts by both halves crosswise, itself from both together."""
-    trees = [_tree(half) for half in (one, other, _unit(one + other))]
-    gains = []
-    for parts in range(2, min(MOST, len(one) // 2) + 1):
-        first, second = (_refined(half, _cut(tree, parts)) for half, tree in zip((one, other), trees[:2], strict=True))
-        gains.append((_foretold(other, first) + _foretold(one, second)) / 2)
-    none = (_foretold(one, np.zeros(len(one), np.int64)) + _foretold(other, np.zeros(len(one), np.int64))) / 2
-    best = max(gains, key=lambda gain: float(gain.mean()))
-    fewest = next(
-        place for place, gain in enumerate(gains) if float((best - gain).mean()) <= _TIE * _error(best - gain) + 1e-12
+def _prepared(sketch: Numbers, counts: Numbers) -> tuple[Pulls, Pulls]:
+    """The halves' pulls less the mean of all clients' and on one scale, kind by kind and block by block."""
+    counts = counts * sketch.any(axis=(3, 4))  # where nothing pulls (one sample under BatchNorm) nothing is known
+    weight = counts[..., None, None]
+    mean = (weight * sketch).sum((0, 1)) / np.maximum(weight.sum((0, 1)), 1e-9)
+    apart = np.where(weight > 0, sketch - mean, 0.0)
+    scale = np.sqrt((weight * apart**2).sum((0, 1, 4)) / np.maximum((counts > 0).sum((0, 1)), 1)[:, None])
+    apart = (apart / np.maximum(scale, 1e-30)[:, :, None]).reshape(*apart.shape[:3], -1)
+    both = np.minimum(counts[:, 0], counts[:, 1])
+    inverse = 1 / np.maximum(counts[:, 0], 1) + 1 / np.maximum(counts[:, 1], 1)
+    noise = (((apart[:, 0] - apart[:, 1]) ** 2).sum(-1) * (both > 0)).sum() / max((inverse * (both > 0)).sum(), 1e-9)
+    noise = max(float(noise), 1e-9)
+    common = float((both * (apart[:, 0] * apart[:, 1]).sum(-1)).sum() / max(both.sum(), 1e-9))
+    spread = max(common / noise, _LEAST_SPREAD)
+    one, other = (Pulls(counts[:, h, :, None] * apart[:, h], counts[:, h], noise, spread) for h in range(2))
+    return one, other
+
+
+def together(one: Pulls, other: Pulls) -> Pulls:
+    """All that the clients have shown."""
+    return Pulls(one.total + other.total, one.counts + other.counts, one.noise, one.spread)
+
+
+def _judged(one: Pulls, other: Pulls) -> tuple[float, float, int]:
+    """The evidence (t), what is explained, and the number of parts: by partitions of one half, on the other."""
+    gains: dict[int, Numbers] = {}
+    shares: dict[int, float] = {}
+    steps = [_by_parts(_steps(half)) for half in (one, other)]
+    for parts in range(2, min(MOST, len(one.counts) // 2) + 1):
+        judged = [pulls.foretold(_at_most(step, parts)) for pulls, step in zip((other, one), steps, strict=True)]
+        gains[parts] = np.mean([gain / np.maximum(size, 1e-9) for gain, _, size in judged], axis=0)
+        shares[parts] = sum(float(g.sum()) for g, _, _ in judged) / max(sum(float(h.sum()) for _, h, _ in judged), 1e-9)
+    best = max(gains.values(), key=lambda gain: float(gain.mean()))
+    parts = next(
+        parts for parts, gain in gains.items() if float((best - gain).mean()) <= _TIE * _error(best - gain) + 1e-12
     )
-    together = _unit(one + other)
-    gain = gains[fewest] - none
-    evidence = float(gain.mean()) / max(_error(gain), 1e-12)
-    return evidence, _refined(together, _cut(trees[2], fewest + 2))
+    return float(gains[parts].mean()) / max(_error(gains[parts]), 1e-12), shares[parts], parts
 
 
-def _foretold(directions: Numbers, labels: Labels) -> Numbers:
-    """By how much the mean of its fellow members foretells each direction: |d|^2 - |d - mean|^2; 0 for one alone."""
-    same = (labels[:, None] == labels[None]).astype(np.float64)
-    np.fill_diagonal(same, 0.0)
-    mean = same @ directions / np.maximum(same.sum(1, keepdims=True), 1.0)
-    return np.asarray(2 * (directions * mean).sum(1) - (mean * mean).sum(1), np.float64)
+def _by_parts(steps: Sequence[Labels]) -> dict[int, Labels]:
+    return {int(labels.max()) + 1: labels for labels in steps}
 
 
-def _tree(directions: Numbers) -> Numbers:
-    from scipy.cluster.hierarchy import linkage
-    from scipy.spatial.distance import squareform
-
-    gaps = np.clip(1 - directions @ directions.T, 0, None)
-    np.fill_diagonal(gaps, 0.0)
-    return np.asarray(linkage(squareform((gaps + gaps.T) / 2, checks=False), "average"), np.float64)
+def _at_most(steps: Mapping[int, Labels], parts: int) -> Labels:
+    return steps[max(number for number in steps if number <= parts)]
 
 
-def _cut(tree: Numbers, parts: int) -> Labels:
-    from scipy.cluster.hierarchy import fcluster
+def _steps(pulls: Pulls) -> list[Labels]:
+    """Partitions into ever fewer parts: from many, the two that are most alike are joined and all may move, in turn."""
+    labels = refined(pulls, _tree(pulls))
+    found = [labels]
+    while labels.max() > 0:
+        total, counts = pulls.sums(labels)
+        squares, own = (total**2).sum(-1), pulls.likelihood((total**2).sum(-1), counts)
+        cross = np.einsum("pkw,qkw->pqk", total, total)
+        joined = pulls.likelihood(squares[:, None] + squares[None] + 2 * cross, counts[:, None] + counts[None])
+        gain = joined - own[:, None] - own[None]
+        np.fill_diagonal(gain, -np.inf)
+        kept, gone = np.unravel_index(int(gain.argmax()), gain.shape)
+        joint = np.unique(np.where(labels == gone, kept, labels), return_inverse=True)[1]
+        labels = refined(pulls, np.asarray(joint, np.int64))
+        found.append(labels)
+    return found
 
-    return np.asarray(np.unique(fcluster(tree, parts, "maxclust"), return_inverse=True)[1], np.int64)
+
+def _outcasts(one: Pulls, other: Pulls, labels: Labels) -> Labels:
+    """The partition in which those stand alone that, by either half, are like none of the parts."""
+    unlike = np.ones(len(labels), dtype=bool)
+    for half in (one, other):
+        unlike &= half.fits(labels).max(1) < half.alone()
+    labels = np.where(unlike, int(labels.max()) + 1 + np.arange(len(labels)), labels)
+    return np.asarray(np.unique(labels, return_inverse=True)[1], np.int64)
 
 
-def _refined(directions: Numbers, labels: Labels) -> Labels:
-    """Each client moves to the part whose members, itself left out, point most alike, until all stay.
+def _tree(pulls: Pulls) -> Labels:
+    """A partition into `MOST` parts: in each step the two parts are joined that gain most by it."""
+    step = -(-len(pulls.counts) // _TREE)
+    total, counts = pulls.total[::step], pulls.counts[::step].copy()
+    number = len(counts)
+    cross = np.einsum("ikw,jkw->ijk", total, total, optimize=True)
+    own = pulls.likelihood(cross[np.arange(number), np.arange(number)], counts)
 
-    A part of one has no other part to compare with, so it joins another.
-    """
+    def joined(place: int) -> Numbers:
+        squares = cross[place, place][None] + cross[np.arange(number), np.arange(number)] + 2 * cross[place]
+        return np.asarray(pulls.likelihood(squares, counts[place][None] + counts) - own[place] - own)
+
+    gain = np.stack([joined(place) for place in range(number)])
+    np.fill_diagonal(gain, -np.inf)
+    labels, dead = np.arange(number), np.zeros(number, dtype=bool)
+    for _ in range(number - MOST):
+        kept, gone = np.unravel_index(int(gain.argmax()), gain.shape)
+        cross[kept] += cross[gone]
+        cross[:, kept] += cross[:, gone]
+        counts[kept] += counts[gone]
+        own[kept] = pulls.likelihood(cross[kept, kept], counts[kept])
+        dead[gone] = True
+        labels = np.where(labels == gone, kept, labels)
+        new = np.where(dead, -np.inf, joined(int(kept)))
+        new[kept] = -np.inf
+        gain[kept], gain[:, kept], gain[gone], gain[:, gone] = new, new, -np.inf, -np.inf
+    wide = np.full(len(pulls.counts), -1, np.int64)
+    wide[::step] = np.unique(labels, return_inverse=True)[1]
+    return wide
+
+
+def refined(pulls: Pulls, labels: Labels) -> Labels:
+    """Each client moves to the part among whose members its pulls are most likely, until all stay."""
     for _ in range(_MOVES):
-        parts = int(labels.max()) + 1
-        total = np.eye(parts)[labels].T @ directions
-        apart = np.repeat(total[None], len(labels), 0)
-        apart[np.arange(len(labels)), labels] -= directions
-        length = np.linalg.norm(apart, axis=2)
-        alike = np.einsum("nkd,nd->nk", apart, directions) / np.maximum(length, 1e-12)
-        alike[length < 1e-9] = -2.0
-        moved = np.asarray(np.unique(alike.argmax(1), return_inverse=True)[1], np.int64)
+        fits = pulls.fits(labels)
+        best = fits.argmax(1)
+        present = np.where(labels >= 0, fits[np.arange(len(labels)), labels], -np.inf)
+        better = fits.max(1) > present + 1e-9
+        moved = np.asarray(np.unique(np.where(better, best, labels), return_inverse=True)[1], np.int64)
         if np.array_equal(moved, labels):
             break
         labels = moved
     return labels
-
-
-def _unit(rows: Numbers) -> Numbers:
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12), np.float64)
 
 
 def _error(numbers: Numbers) -> float:

@@ -11,13 +11,14 @@ from torch import Tensor
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, stack
-from coterie.methods.auto.judgement import has_classes, shares_of, without
-from coterie.methods.auto.messages import Groups, Known, Look, Looked, Pair, Visit, Weighed
+from coterie.methods.auto.judgement import shares_of, without
+from coterie.methods.auto.looks import has_classes
+from coterie.methods.auto.messages import Groups, Looked, Pair, Tried, Visit, Weighed
 
 RATE, DEBT = 0.09, 10.0
 """Extra downloads: this share of all visits, that of so many rounds in advance; 7 % of FedAvg's bytes in 20 rounds."""
-FIRST_LOOKS, LOOK_EVERY, AGAIN = 6, 4, 2
-"""Looks until the first groups; then in every fourth visit, and after each change of the client's group."""
+FIRST_VISITS, TRY_EVERY, AGAIN = 6, 4, 2
+"""Visits in which a client is new; every fourth visit is a trial of personal models."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Plan:
     voters: list[ClientId]
     choosers: list[ClientId]
     lookers: list[ClientId]
+    triers: list[ClientId]
     others: list[ClientId]
 
 
@@ -35,18 +37,17 @@ class Came:
     """Valid replies of one kind, what each began with, and the group that each is in now."""
 
     ids: tuple[ClientId, ...]
-    value: Visit | Looked | Weighed
+    value: Visit | Looked | Tried | Weighed
     sent: Stack
     group: list[int]
+    stays: tuple[bool, ...] = ()
+    """Whether each is in the group whose model it has trained; all are, unless said."""
 
     @property
     def loss(self) -> list[float]:
         """The loss on arrival."""
-        match self.value:
-            case Looked(told=told):
-                return [float(x) for x in told[:, 0]]
-            case Weighed(losses=losses):
-                return [float(x) for x in losses[torch.arange(len(losses)), losses.argmin(1)]]
+        if isinstance(self.value, Weighed):
+            return [float(x) for x in self.value.losses.amin(1)]
         return [float(x) for x in self.value.loss]
 
 
@@ -56,31 +57,26 @@ def members(state: Groups, group: int) -> list[ClientId]:
 
 
 def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
-    """Questions and second opinions while the allowance lasts; looks in a client's first visits and in every fourth."""
+    """Questions and second opinions while the allowance lasts; a look at who is new or no longer fits; trials."""
     left = RATE * (state.visits + (1 + DEBT) * len(ids)) - state.extra
     groups = count(state.models)
-    plan = Plan([], [], [], [])
+    plan = Plan([], [], [], [], [])
     for client in ids:
         known, question = state.known.get(client), state.question
-        new = client not in state.cluster
-        if groups > 1 and (new or (known is not None and known.unsettled and left >= groups - 1)):
+        new, unsettled = client not in state.cluster, known is not None and known.unsettled
+        if groups > 1 and not state.clear and (new or (unsettled and left >= groups - 1)):
             plan.choosers.append(client)
             left -= groups - 1
+        elif client not in state.looks or (unsettled and state.clear):
+            plan.lookers.append(client)
         elif question and client in question.part and client not in question.gain and left >= 1:
             plan.voters.append(client)
             left -= 1
-        elif _looks(state.looks.get(client), known, whole=groups == 1):
-            plan.lookers.append(client)
+        elif known is not None and known.visits % TRY_EVERY == TRY_EVERY - 1:
+            plan.triers.append(client)
         else:
             plan.others.append(client)
     return plan
-
-
-def _looks(look: Look | None, known: Known | None, *, whole: bool) -> bool:
-    """Whether a client looks at this visit: until its group can be asked, and now and then."""
-    if known is None or look is None or (whole and known.visits < FIRST_LOOKS):
-        return True
-    return look.count < AGAIN or known.visits % LOOK_EVERY == LOOK_EVERY - 1
 
 
 def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:

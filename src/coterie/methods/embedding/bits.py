@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
+from coterie.core.targets import TaskKind
 from coterie.methods.embedding.privacy import check_flip
 
 Bits = NDArray[np.uint8]
@@ -27,6 +28,24 @@ def class_means(codes: Tensor, labels: Tensor, classes: int, generator: np.rando
     counts = torch.bincount(labels, minlength=classes)
     sums = torch.zeros_like(noise).index_add_(0, labels, codes)
     return torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None].to(codes.dtype), noise)
+
+
+def in_blocks(codes: Tensor, targets: Tensor, kind: TaskKind, blocks: int) -> tuple[Tensor, Tensor]:
+    """Codes with the block that each belongs to: its class; ours, where targets are no classes, another.
+
+    With several labels a sample, a code counts for each of them. Of numbers, a client's own quantiles are the blocks:
+    a sample with m smaller targets among n is in block floor(m * blocks / n), so that each client fills them all and no
+    target is told. Several numbers a sample have one block.
+    """
+    if kind == "multilabel":
+        rows, labels = (targets > 0.5).nonzero(as_tuple=True)
+        return codes[rows], labels
+    if kind != "regression":
+        return codes, targets
+    if blocks == 1:
+        return codes, torch.zeros(len(targets), dtype=torch.int64)
+    flat = targets.reshape(-1)
+    return codes, torch.searchsorted(flat.sort().values, flat) * blocks // max(len(flat), 1)
 
 
 def binarise(means: Tensor) -> Bits:

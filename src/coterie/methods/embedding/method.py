@@ -31,6 +31,7 @@ from coterie.methods.embedding.bits import (
     class_means,
     flip,
     held_classes,
+    in_blocks,
     pack_bits,
     packing_flaws,
     unpack_bits,
@@ -57,11 +58,6 @@ class Embedding(Settings):
     state_type: ClassVar[type[Groups]] = Groups
 
     # --- before the first round ---------------------------------------------------------------------------------------
-
-    @property
-    def needs_classes(self) -> bool:
-        """It sends a code for each class."""
-        return True
 
     def init(self, fed: Federation) -> Groups:
         """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
@@ -93,15 +89,15 @@ class Embedding(Settings):
 
     @on_client("embeddings")
     def embed(self, c: Cohort, sent: Encoder) -> Embedded:
-        """On the client (Algorithm 1): mean code of each class, quantised to bits, some of them flipped."""
-        rows = []
+        """On the client (Algorithm 1): mean code of each class (or block), as bits, some of them flipped."""
+        rows, blocks = [], self.blocks_of(c.task)
         for index, (client, data) in enumerate(zip(c.ids, c.data, strict=True)):
             # not keyed by the round, nor on a device by the run: asked again, the same data get the same answer
             noise, coins = (c.private_rng(index, purpose) for purpose in ("missing classes", "flips"))
-            means = class_means(sent.codes(data.train, c.task), data.train.y, c.task.classes, noise)
-            bits = binarise(means)
+            codes, labels = in_blocks(sent.codes(data.train, c.task), data.train.y, c.task.kind, blocks)
+            bits = binarise(class_means(codes, labels, blocks, noise))
             if self.tells_classes:
-                bits = np.concatenate([bits, held_classes(data.train.y, c.task.classes)])
+                bits = np.concatenate([bits, held_classes(labels, blocks)])
             rows.append(pack_bits(flip(bits, max(self.flip_of(client), c.least_flip), coins)))
         return Embedded(torch.stack(rows))
 
@@ -110,7 +106,8 @@ class Embedding(Settings):
 
         With the rule "mixture" the last bits, one a class, say which classes a client holds.
         """
-        length = state.autoencoder.code * fed.task.classes + (fed.task.classes if self.tells_classes else 0)
+        blocks = self.blocks_of(fed.task)
+        length = state.autoencoder.code * blocks + (blocks if self.tells_classes else 0)
         replies = fed.ask(self.embed, sorted(ids), same=state.autoencoder.half)
         if replies.value is None:
             return [], np.zeros((0, length), np.uint8)
@@ -127,8 +124,8 @@ class Embedding(Settings):
         ids, bits = self._ask_for_bits(state, fed, fed.ids)
         if not ids:
             return state
-        bits, held = self._parted(bits, ids, fed.task.classes)
-        choice = choose(bits, fed.task.classes, self.rule, min_size=self.min_size, seed=fed.seed, held=held)
+        bits, held = self._parted(bits, ids, self.blocks_of(fed.task))
+        choice = choose(bits, self.blocks_of(fed.task), self.rule, min_size=self.min_size, seed=fed.seed, held=held)
         return replace(
             state,
             models=spread(row(state.models, 0), choice.clusters),
@@ -182,15 +179,15 @@ class Embedding(Settings):
         if not new or state.centroids is None:
             return state
         ids, bits = self._ask_for_bits(state, fed, new)
-        bits = self._parted(bits, ids, fed.task.classes)[0]
+        bits = self._parted(bits, ids, self.blocks_of(fed.task))[0]
         found = self.newcomers == "found"
-        return with_embeddings(state, ids, bits, fed.task.classes, found=found)[0] if ids else state
+        return with_embeddings(state, ids, bits, self.blocks_of(fed.task), found=found)[0] if ids else state
 
     def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
         """Clients embed again; those that have left their cluster go to the nearest, or found one (see `follow`)."""
         ids, bits = self._ask_for_bits(state, fed, [client for client in fed.ids if client in state.cluster])
-        bits = self._parted(bits, ids, fed.task.classes)[0]
-        return with_embeddings(state, ids, bits, fed.task.classes) if ids else (state, {})
+        bits = self._parted(bits, ids, self.blocks_of(fed.task))[0]
+        return with_embeddings(state, ids, bits, self.blocks_of(fed.task)) if ids else (state, {})
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 

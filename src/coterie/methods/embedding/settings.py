@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from coterie.core.errors import CoterieError
 from coterie.core.optimiser import Optimiser
+from coterie.core.task import Task
 from coterie.methods.clustered import AverageInClusters
 from coterie.methods.embedding.messages import Groups
 from coterie.methods.embedding.privacy import check_flip
@@ -54,6 +55,7 @@ class Settings(PaperSettings):
         default="found",
         metadata={"help": "several newcomers unlike all others found a cluster, or all go to the nearest (paper)"},
     )
+    blocks: int = field(default=8, metadata={"help": "of numbers to predict: blocks by quantile, in place of classes"})
     reembed: int = field(default=0, metadata={"help": "clients embed again every so many rounds (drift); 0: never"})
 
     # Table I and section V; the optimiser, the batch and the pre-training, on which the paper is silent, by the code
@@ -81,7 +83,7 @@ class Settings(PaperSettings):
         super().__post_init__()
         for key in ("public_epochs", "encoder_rounds", "encoder_epochs", "min_size", "shared", "reembed"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
-        for key in ("encoder_steps", "encoder_batch"):
+        for key in ("encoder_steps", "encoder_batch", "blocks"):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
         for key in ("encoder_fraction", "encoder_lr"):
             self._require(getattr(self, key) > 0, key, "be above 0")
@@ -98,6 +100,12 @@ class Settings(PaperSettings):
     def tells_classes(self) -> bool:
         """Whether clients also say, in one flipped bit a class, which classes they hold."""
         return self.rule == "mixture"
+
+    def blocks_of(self, task: Task) -> int:
+        """How many mean codes a client sends: one a class or label; of a number to predict, one a quantile."""
+        if task.kind != "regression":
+            return task.classes
+        return self.blocks if task.classes == 1 else 1
 
     def flip_of(self, client: str) -> float:
         """P of one client."""

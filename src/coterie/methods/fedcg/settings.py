@@ -16,6 +16,10 @@ from coterie.methods.fedcg.layers import ResidualStart
 from coterie.methods.fedcg.messages import Domains
 from coterie.methods.fedcg.network import DomainNet, fedcg
 
+_LEAF = {
+    "epochs": 1, "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0, "optimiser": "sgd"
+}  # fmt: skip
+"""Local training in section 4; of the optimiser it says that it is LEAF's."""
 _LEAST = {"bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_epochs": 1, "few": 0}
 
 
@@ -98,6 +102,12 @@ class Settings(PaperSettings):
             "routing": "image",
             "aggregate": "mean",
         },
+    }
+    scenario_presets: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+        "paper": {
+            "femnist": {**_LEAF, "batch": 10, "fraction": 5},
+            "celeba": {**_LEAF, "batch": 5, "fraction": 10},
+        }
     }
 
     def __post_init__(self) -> None:

@@ -26,11 +26,12 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Picked, Stack, spread, take
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import cluster_sizes, distinct_starts
-from coterie.methods.md_icfl.distance import Readings, known_shares, label_shares, nearest, own_outputs, read_samples
+from coterie.methods.md_icfl.distance import Readings, known_shares, nearest, own_outputs, read_samples
 from coterie.methods.md_icfl.introductions import introduced
 from coterie.methods.md_icfl.messages import Brightness, ClassDistances, Distanced, Identity, Introduction, Seeds
 from coterie.methods.md_icfl.newcomers import with_newcomers
 from coterie.methods.md_icfl.panels import sample_panels
+from coterie.methods.md_icfl.privacy import noisy_shares, own_shares
 from coterie.methods.md_icfl.samplers import PseudoData, brightness, pseudo_data, sample_loss
 from coterie.methods.md_icfl.second_look import open_clients, second_look, with_neutral
 from coterie.methods.md_icfl.seeding import seeding_round
@@ -165,7 +166,7 @@ class MDICFL(Settings):
     @on_client("labels", "brightness")
     def introduce(self, c: Cohort, sent: Nothing) -> Introduction:
         """On the client, once, under weak privacy: brightness and label shares."""
-        return Introduction(brightness(c.task, c.part("train")), _own_shares(c))
+        return Introduction(brightness(c.task, c.part("train")), own_shares(c))
 
     @on_client("brightness")
     def show_brightness(self, c: Cohort, sent: Nothing) -> Brightness:
@@ -174,8 +175,8 @@ class MDICFL(Settings):
 
     @on_client("labels")
     def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
-        """On the client: line 11 of Algorithm 2, the nearest cluster by its p_i(y)."""
-        return Identity(nearest(sent.distances, _own_shares(c)))
+        """On the client: line 11 of Algorithm 2, the nearest cluster by its p_i(y), to which we add noise."""
+        return Identity(nearest(sent.distances, noisy_shares(c, self.label_noise)))
 
     def admit(self, state: Distanced, fed: Federation, new: Sequence[ClientId]) -> Distanced:
         """Ours: the paper has no newcomers."""
@@ -192,7 +193,3 @@ def _index(ids: Sequence[ClientId], some: Sequence[ClientId]) -> Tensor:
 
 def _places(ids: Sequence[ClientId], places: Mapping[ClientId, int]) -> Tensor:
     return torch.tensor([places[client] for client in ids], dtype=torch.int64)
-
-
-def _own_shares(c: Cohort) -> Tensor:
-    return label_shares([client.train.y for client in c.data], c.task.classes)

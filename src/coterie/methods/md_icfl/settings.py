@@ -59,6 +59,9 @@ class Settings(PaperSettings):
             "help": "first clusters: random (the paper), by the cosine of updates, or that less what labels explain"
         },
     )
+    label_noise: float = field(
+        default=0.05, metadata={"help": "strong privacy: standard deviation of the noise on label shares, drawn once"}
+    )
     agree: int = field(default=3, metadata={"help": "successive judgements that must give the same groups"})
     patience: int = field(default=10, metadata={"help": "judgements after which the seeding takes what it has"})
     hold: int = field(
@@ -89,10 +92,10 @@ class Settings(PaperSettings):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
-            "start": "independent", "seeding": "none", "privacy": "weak", "weighting": "equal", "per_class": 30,
-            "steps": 100, "warm_steps": 0, "search_lr": 0.1, "prior": 0.1, "prior_mean": 0.5, "generator_steps": 1000,
-            "generator_warm_steps": 0, "generator_lr": 0.01, "generator_batch": 100, "noise": 16,
-            "epochs": 2, "batch": 50, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
+            "start": "independent", "seeding": "none", "privacy": "weak", "label_noise": 0.0, "weighting": "equal",
+            "per_class": 30, "steps": 100, "warm_steps": 0, "search_lr": 0.1, "prior": 0.1, "prior_mean": 0.5,
+            "generator_steps": 1000, "generator_warm_steps": 0, "generator_lr": 0.01, "generator_batch": 100,
+            "noise": 16, "epochs": 2, "batch": 50, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0,
             "optimiser": "sgd", "aggregate": "mean",
         },
     }  # fmt: skip
@@ -109,7 +112,7 @@ class Settings(PaperSettings):
         super().__post_init__()
         for key in ("agree", "patience", "per_class", "steps", "generator_steps", "generator_hidden", "noise"):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
-        for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip", "trust", "doubt"):
+        for key in ("hold", "warm_steps", "generator_warm_steps", "prior", "clip", "trust", "doubt", "label_noise"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
         self._require(0 <= self.margin < 1, "margin", "lie in [0, 1)")
         for key in ("search_lr", "generator_lr"):

@@ -257,7 +257,12 @@ def renewed(fresh: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def inbox_of(
-    own: Answers, wanted: Sequence[int], answers: Mapping[int, Answers], template: State, known: int
+    own: Answers,
+    wanted: Sequence[int],
+    answers: Mapping[int, Answers],
+    template: State,
+    known: int,
+    stride: Tensor | None = None,
 ) -> tuple[Inbox, dict[int, Failure]]:
     """The inbox of one real peer from the answers that came (one model each), the bad ones refused by key.
 
@@ -279,7 +284,30 @@ def inbox_of(
     index = torch.tensor([[rows.get(key, -1) for key in wanted]], dtype=torch.int64).reshape(1, -1)
     keys = torch.tensor([list(wanted)], dtype=torch.int64).reshape(1, -1)
     pool = _joined([own, *good.values()])
-    return Inbox(pool, torch.zeros(1, dtype=torch.int64), keys, index, torch.tensor([known])), refused
+    return Inbox(pool, torch.zeros(1, dtype=torch.int64), keys, index, torch.tensor([known]), stride=stride), refused
+
+
+def sketches_of(
+    own: Sketched, wanted: Sequence[int], came: Mapping[int, Sketched], known: int, stride: Tensor | None
+) -> tuple[Inbox, dict[int, Failure]]:
+    """The same for sketches: the inbox of one real peer, and the bad ones refused by key."""
+    good: dict[int, Sketched] = {}
+    refused: dict[int, Failure] = {}
+    for key in wanted:
+        if key not in came:
+            continue
+        other = came[key]
+        form = [(part.shape, part.dtype) for each in (own, other) for part in (each.sketch, each.heard)]
+        if form[:2] == form[2:]:
+            good[key] = other
+        else:
+            refused[key] = Failure("wrong shape", "its sketch is not of the agreed length")
+    rows = {key: position + 1 for position, key in enumerate(good)}
+    index = torch.tensor([[rows.get(key, -1) for key in wanted]], dtype=torch.int64).reshape(1, -1)
+    keys = torch.tensor([list(wanted)], dtype=torch.int64).reshape(1, -1)
+    pool = Answers({}, None, torch.cat([own.heard, *(each.heard for each in good.values())]))
+    sketches = torch.cat([own.sketch, *(each.sketch for each in good.values())])
+    return Inbox(pool, torch.zeros(1, dtype=torch.int64), keys, index, torch.tensor([known]), sketches, stride), refused
 
 
 def _wrong(answer: Answers, own: Answers, template: State, limit: float) -> Failure | None:

@@ -23,6 +23,7 @@ from coterie.methods.panm.looks import (
     remembered,
     strayed,
     to_ask,
+    walked,
 )
 from coterie.methods.panm.matching import fitted
 from coterie.methods.panm.settings import Matching, Settings
@@ -68,8 +69,11 @@ class Additions(Settings):
         """Whom peers compare themselves with."""
         return recalled(inbox, node.met, node.looks) if inbox.sketches is not None else compared(inbox)
 
-    def alike(self, similarity: Tensor, seen: Compared, known: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-        """H_i [C, w], and who need not wait for the end of stage one [C], because what it remembers falls apart in two.
+    def alike(
+        self, node: Matching, similarity: Tensor, seen: Compared, known: Tensor, top: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """H_i [C, w], and who need not wait for the end of stage one [C], because half of it is over and what it
+        remembers falls apart in two. (Sooner, a peer between two groups would take both for its own, and stay there.)
 
         Where nothing comes out of the matching, the known neighbours stay.
         """
@@ -78,14 +82,14 @@ class Additions(Settings):
             first = torch.where((known & seen.valid).any(1, keepdim=True), known, top)
         same, apart = fitted(similarity.numpy(), seen.valid.numpy(), first.numpy(), self.rules)
         found = torch.from_numpy(same)
-        early = torch.from_numpy(apart) & self.sketches
+        early = torch.from_numpy(apart) & (2 * node.age >= self.t1) & self.sketches
         return torch.where(found.any(1, keepdim=True), found, known & seen.valid), early
 
     def kept(self, node: Matching, inbox: Inbox, seen: Compared, looked: Tensor) -> dict[str, Tensor]:
         """What a peer remembers after the round beside its list."""
         strides, met, looks, rate = node.strides, node.met, node.looks, node.rate
         if inbox.stride is not None:
-            strides = torch.cat([inbox.stride[:, None], node.strides[:, :-1]], 1)
+            strides = walked(node.strides, inbox.stride)
         if seen.sketches is not None:
             met, looks = remembered(seen, looked, node.met, node.looks)
             rate = answering(node.rate, inbox.keys >= 0, inbox.mask, looked)

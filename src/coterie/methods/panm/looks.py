@@ -1,4 +1,4 @@
-"""Ours, not in the paper: PANM by sketches. What a peer remembers of the sketches it was sent, and what it makes of them.
+"""Ours, not in the paper: PANM by sketches, what a peer remembers of those it was sent and what it makes of them.
 
 A peer compares itself with all whom it remembers, so that those who sleep in this round are not forgotten. theta2 is
 taken from the centre of all ways it remembers: that is 1 for its like and below 0 for others, however long ago a
@@ -21,6 +21,7 @@ from coterie.methods.panm.ours import discriminating
 
 UPDATE, WAY = 0, 1
 """The two directions of a sketch: the last local update, and the way from the common initial model."""
+_ENOUGH, _FARTHER = 3, 1.5
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def by_sketch(own: Tensor, seen: Compared, alpha: float, known: Tensor | None) -
         now = torch.from_numpy(cosines(theirs[:, UPDATE])[0, 1:])
         fresh = came[valid]
         angles[UPDATE, peer, valid] = torch.where(fresh, now, now[fresh].mean() if bool(fresh.any()) else 0.0)
-    weight = alpha if known is None else discriminating(*angles, seen.valid, known, alpha)[:, None]
+    weight = alpha if known is None else discriminating(angles[UPDATE], angles[WAY], seen.valid, known, alpha)[:, None]
     return weight * angles[UPDATE] + (1 - weight) * angles[WAY]
 
 
@@ -81,16 +82,25 @@ def remembered(seen: Compared, looked: Tensor, met: Tensor, looks: Tensor) -> tu
         after[peer] = 0
         after[peer, : len(kept)] = seen.sketches[peer][kept]
         lists.append(seen.keys[peer][kept].numpy())
-    return as_rows(lists), after
+    return as_rows(lists, room), after
 
 
 def strayed(strides: Tensor, stride: Tensor, times: float) -> Tensor:
-    """Which peers have gone so much farther in their training than lately, [C], that their data must have changed.
+    """Which peers have gone so much farther in their training than they do, [C], that their data must have changed.
 
-    `strides` [C, n] are the last ones, 0 where there was none; with fewer than three nobody is judged.
+    `strides` [C, 1 + n] are the first one and the last n, 0 where there was none. To unlearn other data and learn its
+    own a model goes farther than it went from the beginning, and many times as far as those go that know their data
+    (the median of the last ones). With fewer than three of these nobody is judged.
     """
-    enough = (strides > 0).sum(1) >= min(3, strides.shape[1])
-    return enough & (stride > times * strides.amax(1)) if times > 0 else torch.zeros_like(enough)
+    last = torch.where(strides[:, 1:] > 0, strides[:, 1:], torch.nan)
+    enough = (strides[:, 1:] > 0).sum(1) >= _ENOUGH
+    return enough & (stride > _FARTHER * strides[:, 0]) & (stride > times * last.nanmedian(1).values.nan_to_num())
+
+
+def walked(strides: Tensor, stride: Tensor) -> Tensor:
+    """The strides after one more."""
+    first = torch.where(strides[:, 0] > 0, strides[:, 0], stride)
+    return torch.cat([first[:, None], stride[:, None], strides[:, 1:-1]], 1)
 
 
 def answering(rate: Tensor, asked: Tensor, came: Tensor, looked: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from coterie.methods.p2p.base import PeerMethod
 from coterie.methods.p2p.similarity import LossScore
 from coterie.methods.panm.ours import Rules
 
-_STRIDES = 5  # rounds
+_STRIDES = 1 + 5  # the first, and the last five
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Matching:
     """A peer's neighbours N_i [C, w], its rounds so far [C], and whom it measured last with what result [C, m].
 
     Ours: the peers it met last [C, w] with their sketches [C, room, 2, length], how far it went in its last trainings
-    [C, 5], and the share of those asked that answer [C].
+    [C, 6], and the share of those asked that answer [C].
     """
 
     neighbours: Tensor
@@ -101,30 +101,24 @@ class Settings(PaperSettings):
     remember: int = field(default=40, metadata={"help": "peers whose sketches a peer remembers"})
     forget: float = field(
         default=3.0,
-        metadata={
-            "help": "a peer whose training goes so many times as far as in its last five rounds begins anew; 0: never"
-        },
+        metadata={"help": "a peer whose training goes so many times as far as lately begins anew: new data; 0: never"},
     )
     judge: Literal["train", "valid", "half"] = field(
         default="valid",
         metadata={
-            "help": "data for loss: training, validation (training where there is none), or a half that is not trained on"
+            "help": "data for loss: training, validation (training where there is none), or a half not trained on"
         },
     )
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {
-            "weigh": "fixed",
-            "guard": 0.0,
-            "monotone": False,
-            "least_sigma": 0.0,
-            "fill": False,
-            "sketch_length": 0,
-            "forget": 0.0,
-            "judge": "train",
-            "aggregate": "mean",
-        }
-    }
+            "weigh": "fixed", "guard": 0.0, "monotone": False, "least_sigma": 0.0, "fill": False, "sketch_length": 0,
+            "forget": 0.0, "judge": "train",
+            "t1": 100, "tau": 10, "alpha": 0.5, "k": 5, "l": 10,
+            "epochs": 3, "batch": 128, "lr": 0.08, "momentum": 0.9, "weight_decay": 0.0, "lr_decay": 0.99,
+            "optimiser": "sgd", "aggregate": "mean",
+        },
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

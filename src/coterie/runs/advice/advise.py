@@ -26,7 +26,7 @@ from coterie.runs.advice.remarks import remarks_on
 from coterie.runs.options import RunOptions
 from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
-from coterie.runs.simulate import is_own, simulate
+from coterie.runs.simulate import needs_rate, simulate, with_scenario_rate
 from coterie.runs.view import NotesOnly
 from coterie.simulation.simulator import EngineOptions
 
@@ -71,12 +71,15 @@ def advise(
     held = HeldOut(population, ids, given.seed)
     samples = sum(len(held.client(client).train) for client in ids)
     rounds, settings = _length(samples, settings)
-    if "lr" not in settings and is_own(population):
+    plain = with_scenario_rate(FedAvg(**_known_settings(FedAvg, settings)), population)
+    if needs_rate(plain, population):
         minimised = given.loss if loss == "auto" else loss
         learnt = Task.of(model, held, task=given.task, loss=minimised, metric=given.metric, dtype=given.torch_dtype)
-        found_lr = found_rate(learnt, held, FedAvg(**_known_settings(FedAvg, settings)).opt, given.seed)
+        found_lr = found_rate(learnt, held, plain.opt, given.seed)
         note(found_lr.said)
-        settings["lr"] = found_lr.rate
+        plain = dataclasses.replace(plain, lr=found_lr.rate)
+    if plain.lr is not None:
+        settings["lr"] = plain.lr
     short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
     trial = _Trial(held, model, settings, short, loss, engine, note)
     runs = {name: trial.run(method_named(method)) for name, method in ((FEDAVG, "fedavg"), (LOCAL, "local"))}

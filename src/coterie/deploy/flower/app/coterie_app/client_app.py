@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from coterie.deploy.boundary import place
 from coterie.deploy.client import Device
-from coterie.deploy.consent import MOST_QUESTIONS, Consent, own_secret, refused_words
+from coterie.deploy.consent import LEAST_NOISE, MOST_QUESTIONS, Consent, own_secret, refused_words
 from coterie.deploy.flower.content import answer
 from coterie.runs.client_folder import keeping
 from coterie.runs.config import ScenarioConfig
@@ -28,6 +28,7 @@ class DeviceApp(ClientApp):
             refused_words(str(own.get("refuse", ""))),
             float(str(own.get("least-flip", 0))),
             int(str(own.get("most-questions", MOST_QUESTIONS))),
+            float(str(own.get("least-noise", LEAST_NOISE))),
         )
         how = ScenarioConfig(target_column=str(own["target-column"]) if "target-column" in own else None)
         data, model = client_data(Path(str(own["data"])), name, how=how), str(own.get("model", ""))

@@ -1,0 +1,133 @@
+"""Which updates of a round are odd: too heavy, too long, or long and against all the others.
+
+Shortening what is long is others' (see `aggregate`); the limits, and all the rest, are ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coterie.core.devices import there
+from coterie.core.spill import column_blocks, row_blocks
+from coterie.core.states import Picked, Seen, Stack, columns_of, count, part
+
+LONGEST = 6.0
+"""`clipped` shortens updates to this many median lengths. Honest updates reached 4.4 on multi-source-digits."""
+LONG = 1.5
+AGAINST = -0.25
+"""An update longer than `LONG` medians whose cosine with the sum of the others' directions is below `AGAINST` is
+shortened to one median. Honest clients on rotated digits are hardly ever below -0.2; attackers that pull the model back
+are at -0.3 to -0.9."""
+HEAVIEST = 1.25
+"""No reply weighs more than this many upper quartiles of the weights. It is above 1 so that sizes which differ little,
+as honest ones mostly do, stay as they are."""
+FAR = 10.0
+"""An update this many times as long as the median is not an honest one."""
+MARKED = 1.0
+"""... if it is also longer than so many times the model that was sent."""
+FEWEST = 4
+"""Among fewer replies than this none can be called the odd one."""
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def too_long(models: Stack, sent: Stack | Picked) -> dict[int, float]:
+    """Replies whose updates no honest client makes: their rows, and how many median lengths they have.
+
+    Late in training most clients hardly move any more, and an honest one that still learns is many medians long. So an
+    update must also be long beside the model that was sent (`MARKED`).
+    """
+    if count(models) < FEWEST:
+        return {}
+    lengths = distances(models, sent)
+    median = middle(lengths)
+    if not median:
+        return {}
+    found = {}
+    for place in torch.nonzero(lengths > FAR * median)[:, 0].tolist():
+        first = {name: part(sent, name, slice(place, place + 1)) for name in models}
+        origin = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
+        if float(lengths[place]) > MARKED * float(distances(first, origin)[0]):
+            found[place] = float(lengths[place] / median)
+    return found
+
+
+def capped(weights: Tensor, groups: Tensor) -> Tensor:
+    """Weights of which none is below 0 or above `HEAVIEST` upper quartiles of its group.
+
+    Sizes are what clients say. Where fewer than a quarter of a group are false, the quartile is at most the weight of
+    its largest honest member, whatever the false ones claim.
+    """
+    result = weights.double().clamp_min(0)
+    for _, members in _judged(result, groups):
+        quartile = result[members].sort().values[-(-3 * len(members) // 4) - 1]
+        result[members] = result[members].clamp_max(HEAVIEST * float(quartile))
+    return result
+
+
+def clip_factors(models: Stack, start: Stack | Picked, weights: Tensor, groups: Tensor) -> Tensor:
+    """By what each update is multiplied, [C]: 1, or less where it is too long for its group.
+
+    `LONGEST` medians are too long for all, and more than one for what is against the others (`AGAINST`).
+    """
+    lengths = distances(models, start)
+    factors = torch.ones(len(groups), dtype=torch.float64)
+    for _, members in _judged(weights, groups):
+        own = lengths[members].clamp_min(_TINY)
+        median = middle(lengths[members])
+        if not median or float(own.max()) <= LONG * median:
+            continue
+        odd = (own > LONG * median) & (_agreement(models, start, own, members) < AGAINST)
+        factors[members] = (torch.where(odd, 1.0, LONGEST) * median / own).clamp_max(1.0)
+    return factors
+
+
+def _agreement(models: Stack, start: Stack | Picked, lengths: Tensor, members: Tensor) -> Tensor:
+    """The cosine of each of these updates with the sum of the others' directions, [m]."""
+    ends, begins = columns_of(models, members), _columns(start, members)
+    along, square = torch.zeros(len(members), dtype=torch.float64), 0.0
+    for name, tensor in models.items():
+        if not tensor.is_floating_point():
+            continue
+        for columns in column_blocks(len(members), tensor[:1].numel()):
+            unit = (ends(name, columns).double() - begins(name, columns).double()) / lengths[:, None]
+            total = unit.sum(0)
+            along += (unit * total).sum(1)
+            square += float(total.square().sum())
+    others = (square - 2 * along + 1.0).clamp_min(_TINY).sqrt()  # |sum - own|, own being of length 1
+    return (along - 1.0) / others
+
+
+def _columns(models: Stack | Picked, rows: Tensor) -> Seen:
+    return columns_of(models, rows) if isinstance(models, dict) else columns_of(models.models, models.index[rows])
+
+
+def _judged(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
+    """The groups with enough members to say what is usual among them."""
+    return [(group, members) for group, members in members_of(weights, groups) if len(members) >= FEWEST]
+
+
+def distances(models: Stack | Picked, others: Stack | Picked) -> Tensor:
+    """Euclidean distance of each model to the other in the same row, [C], floating-point entries alone."""
+    entries = models if isinstance(models, dict) else models.models
+    total = torch.zeros(count(models) if isinstance(models, dict) else len(models.index), dtype=torch.float64)
+    for name, tensor in entries.items():
+        if not tensor.is_floating_point():
+            continue
+        for rows in row_blocks(total.shape[0], tensor[:1].numel()):
+            apart = there(part(models, name, rows), double=True).to(torch.float64, copy=True)
+            squares = apart.sub_(part(others, name, rows).to(apart.device).double()).square_()
+            total[rows] += (squares.flatten(1).sum(1) if squares.dim() > 1 else squares).cpu()
+    return total.sqrt()
+
+
+def middle(amounts: Tensor) -> float:
+    """The median of those above 0, the lower of two; 0 where there is none."""
+    positive = amounts[amounts > 0]
+    return float(positive.median()) if len(positive) else 0.0
+
+
+def members_of(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
+    """Each group that has members, with the places of those that weigh something."""
+    used = weights > 0
+    return [(group, torch.nonzero(used & (groups == group))[:, 0]) for group in groups[used].unique().tolist()]
