@@ -150,7 +150,7 @@ class Device:
         outcome = perform(setting, job, message.with_axis() if order.each else message)
         if outcome.kept:
             memory.keep(order.session, order.era, {**recalled, **outcome.kept_by(0)}, order.safe)
-        if order.action == RoundMethod.judge_fully.__name__ and self._at_end is not None:
+        if function.__name__ == RoundMethod.judge_fully.__name__ and self._at_end is not None:
             with suppress(CoterieError):  # what it writes for itself is no reason not to answer
                 self._at_end(self._ended(order, setting, job, outcome, message))
         loss = outcome.losses.get(self.name) if self._consent.tells(SCORES) else None
@@ -158,11 +158,13 @@ class Device:
 
     def _ended(self, order: Order, setting: Setting, job: Job, outcome: Outcome, message: Message) -> AtEnd:
         """What this client has once a run is over."""
-        model = outcome.kept_by(0).get("personal")
+        model, method = outcome.kept_by(0).get("personal"), client_function(setting.method, order.action).__self__
+        cohort = cohort_of(setting, job, method)
         if not isinstance(model, dict):
             sent = message.with_axis() if order.each else message
             with one_thread():
-                model = row(setting.method.served(cohort_of(setting, job), sent.open()).models, 0)  # type: ignore[attr-defined]
+                model = row(method.served(cohort, sent.open()).models, 0)
+        setting = dataclasses.replace(setting, method=method, task=cohort.task)  # as of the part that was asked
         return AtEnd(self.name, order.agreement, order.round, setting, model, outcome.reply.open())
 
     def _setting(self, spec: RunSpec) -> Setting:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from coterie.core.federation import Failure, Purpose, Question
 from coterie.core.interrupts import pause
+from coterie.core.jobs import action_of
 from coterie.core.quorum import Quorum
 from coterie.core.samples import ClientId
 from coterie.deploy.hello import Hello
@@ -84,7 +85,7 @@ class Latecomers:
             client: late
             for client in question.ids
             if (late := self.waiting.get(client)) is not None
-            if late.action == question.function.__name__ and late.round < round
+            if late.action == action_of(question.function) and late.round < round
         }
         self.waiting = {client: late for client, late in self.waiting.items() if client not in fits}
         return fits

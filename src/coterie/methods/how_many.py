@@ -89,8 +89,8 @@ class HowMany(RoundMethod[Any]):
 
     def part_named(self, name: str) -> RoundMethod[Any] | None:
         """The rounds of asking, or the method with the number that its orders name."""
-        if name == Asking.part:
-            return self.asking
+        if name in ("", Asking.part):
+            return self.asking if name else self
         return self.known(int(name.removeprefix(_OF))) if _NUMBER.fullmatch(name) else None
 
     @property

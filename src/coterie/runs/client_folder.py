@@ -16,6 +16,7 @@ from coterie.data.scaling import said
 from coterie.data.schema import SCHEMA_FILE, schema_of
 from coterie.deploy.client import AtEnd
 from coterie.methods.base import RoundMethod
+from coterie.methods.counted import Counted
 from coterie.runs.folder import KIND_FILE, RunFolder, RunKind
 from coterie.runs.records import CONFIG_FILE, RESULT_FILE
 from coterie.runs.result import Result
@@ -32,7 +33,8 @@ def keeping(root: Path) -> Callable[[AtEnd], None]:
         folder = RunFolder(root, RunKind.CLIENT)
         folder.write(KIND_FILE, f"{RunKind.CLIENT}\n".encode())
         plain = {name: getattr(spec, name) for name in ("method", "seed", "model", "dtype", "task", "loss", "metric")}
-        tables = {"scenario": {"data": spec.run}, "settings": json.loads(spec.settings)}
+        found = {method.counts: method.number} if isinstance(method, Counted) else {}  # it may have been left open
+        tables = {"scenario": {"data": spec.run}, "settings": json.loads(spec.settings) | found}
         folder.write(CONFIG_FILE, to_toml({**plain, "task": spec.kind, "rounds": end.round + 1, **tables}).encode())
         folder.restart()
         schema = replace(

@@ -282,7 +282,9 @@ class TrainedRun:
     def _trained_task(self, task: Task, state: Callable[[], Any]) -> Task:
         """The task as the method trained it in the end."""
         method = self._method
-        return method.task_in(state(), task) if isinstance(method, HowMany) else method.task(task)
+        if isinstance(method, HowMany) and self._folder.kind is not RunKind.CLIENT:  # a client has no state of it
+            return method.task_in(state(), task)
+        return method.task(task)
 
     @cached_property
     def _state(self) -> Any:

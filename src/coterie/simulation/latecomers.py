@@ -17,6 +17,7 @@ import torch
 
 from coterie.core.cohort import Memory
 from coterie.core.federation import Failure, Question
+from coterie.core.jobs import action_of
 from coterie.core.message import Message
 from coterie.core.quorum import Quorum
 from coterie.core.samples import ClientId
@@ -82,7 +83,7 @@ class Latecomers:
 
     def due(self, question: Question[Any], round: int) -> dict[ClientId, int]:
         """Those whose late replies stand for the ones that are asked for now, and how many rounds old they are."""
-        here, action = self.here(round), question.function.__name__
+        here, action = self.here(round), action_of(question.function)
         usable = [client for client in question.ids if client in here and self._away[client].action == action]
         return {client: round - self._away[client].asked for client in usable}
 

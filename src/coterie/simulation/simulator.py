@@ -189,7 +189,7 @@ class Simulator(Engine):
         silent = ((client, self._faults.silence(self.seed, self.round, client)) for client in rest)
         failed = {client: failure for client, failure in silent if failure is not None}
         working = [client for client in rest if client not in failed]
-        late = self._late.late(self.round, question.function.__name__, working, len(due))
+        late = self._late.late(self.round, action_of(question.function), working, len(due))
         return failed | late, late, due
 
     def _taken(self, question: Question[Any], clients: list[ClientId]) -> tuple[Job, Message]:
@@ -197,7 +197,7 @@ class Simulator(Engine):
         reply = self._late.taken(question, clients, [self._recalled(client) for client in clients])
         for client in clients:
             self._draft[client] = without(self._recalled(client))
-        return Job(question.function.__name__, self.round, tuple(clients), None, ()), reply
+        return Job(action_of(question.function), self.round, tuple(clients), None, ()), reply
 
     def _perform(self, jobs: list[Job], message: Message, what: str, old: tuple[Job, Message] | None) -> Gathered:
         """Have the workers do it, and tell who watches how many clients are done; `old` replies come last."""
