@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,12 +31,13 @@ from coterie.deploy.protocol import Order, Returned
 from coterie.deploy.server import RemoteFederation
 from coterie.methods.base import Models
 from coterie.runs.config import from_tables, read_tables
-from coterie.runs.experiment import execute
+from coterie.runs.experiment import clients_data, execute
 from coterie.runs.folder import RunFolder
 from coterie.runs.loop import RoundLoop
 from coterie.runs.options import RunOptions
 from coterie.runs.serve import ServeOptions, conduct
 
+from ..conftest import Command as Terminal
 from ..tiny import made
 from .processes import LONG, Command, free_port
 from .test_remote import server_side, simulated
@@ -168,6 +170,32 @@ def test_the_key_of_a_gateway_bears_the_names_of_its_clients(tmp_path: Path) -> 
         ServerSecurity.of(tmp_path)
     with pytest.raises(CoterieError, match="which clients the gateway answers for"):
         make_certificates(tmp_path, [], ["127.0.0.1"], "empty")
+
+
+def test_a_folder_has_the_data_of_every_client_of_a_gateway(tmp_path: Path) -> None:
+    for name in ("ward-1", "ward-2"):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((10, 3), np.float32), y=np.arange(10) % 2)
+    found = clients_data(tmp_path, ["all"])
+    assert [(name, own.ids) for name, own in found.items()] == [("ward-1", ("ward-1",)), ("ward-2", ("ward-2",))]
+    assert list(clients_data(tmp_path, ["ward-2"])) == ["ward-2"]
+    with pytest.raises(CoterieError, match="has no data of ward-3"):
+        clients_data(tmp_path, ["ward-1", "ward-3"])
+    with pytest.raises(CoterieError, match="There is no folder"):
+        clients_data(tmp_path / "ward-1.npz", ["all"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CoterieError, match="has no data of any client"):
+        clients_data(tmp_path / "empty", ["all"])
+    (tmp_path / "run.toml").write_text(RUN)
+    assert list(clients_data(tmp_path / "run.toml", ["all"])) == ["0", "1", "2", "3", "4", "5"]
+    with pytest.raises(CoterieError, match="has no client 'x'"):
+        clients_data(tmp_path / "run.toml", ["0", "x"])
+
+
+@pytest.mark.parametrize("given", [(), ("--name", "a", "--names", "b,c")])
+def test_one_client_or_several_not_both(given: tuple[str, ...], coterie: Terminal) -> None:
+    said = coterie("join", "--server", "127.0.0.1:9080", "--data", "run.toml", *given)
+    assert said.code == 2
+    assert "Give either --name for one client, or --names for several" in said.err
 
 
 RUN = """

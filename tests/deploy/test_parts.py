@@ -234,6 +234,15 @@ def test_a_message_is_put_together_only_if_it_is_not_too_long() -> None:
 
 
 @pytest.mark.usefixtures("identity")
+def test_a_short_message_is_three_objects_of_flowers_and_a_long_one_six() -> None:
+    """Each is a request of its own, for the server and for a client."""
+    for size, objects in ((0, 3), (1 << 19, 3), ((1 << 19) + 1, 6)):
+        message = Message(content_of("text", bytes(size)), 1, "train.x")
+        assert len(get_all_nested_objects(message)) == objects
+        assert opened(message.content) == ("text", bytes(size))
+
+
+@pytest.mark.usefixtures("identity")
 def test_objects_of_flowers_that_are_parsed_are_short() -> None:
     """A text of 2 MB, and an array that names pieces 300,000 times: JSON of any length was parsed."""
     message = Message(content_of("x" * (2 << 20)), 1, "train.x")
