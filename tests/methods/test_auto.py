@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +19,10 @@ from coterie.data import build
 from coterie.data.drift import Drift
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
-from coterie.methods.auto import personal
-from coterie.methods.auto.groups import ASK
-from coterie.methods.auto.judgement import losses_under_prior, parts_that_pay, verdict
-from coterie.methods.auto.looks import BLOCKS, blocks, halves, sketches
+from coterie.methods.auto import Auto, personal
+from coterie.methods.auto.groups import ASK, _possible
+from coterie.methods.auto.judgement import believed, losses_under_prior, parts_that_pay, verdict
+from coterie.methods.auto.looks import BLOCKS, blocks, halves, sketches, with_looks
 from coterie.methods.auto.messages import Look, Question
 from coterie.methods.auto.proposals import _foretold, propose
 from coterie.methods.auto.visits import FIRST_LOOKS
@@ -228,3 +230,32 @@ def test_two_clients_need_no_groups() -> None:
     net = nn.Linear(1, 10)
     result = run(METHODS["auto"](), population, net, rounds=FIRST_LOOKS + 1, seed=0, engine=_ONE)
     assert result.n_clusters == 1
+
+
+def test_one_false_number_does_not_decide_for_all() -> None:
+    """Thirty members gain 0.1 by a split, more or less; one says 10^9, or -10^9: the decision is that of the others."""
+    gains = {f"c{i:02}": 0.1 + 0.01 * (i % 5) for i in range(30)}
+    before = dict.fromkeys(gains, 1.0) | {"c00": 1.01}
+    honest = Question(0, dict.fromkeys(gains, 0), gains, before, 3.0, 0)
+    assert verdict(honest, 30, True)[1] is True
+    for lie in (1e9, -1e9):
+        liar = replace(honest, gain={**gains, "c07": lie}, before={**before, "c07": abs(lie)})
+        assert verdict(liar, 30, True)[0] < 1.5, "without the border it would decide"
+        assert verdict(believed(liar), 30, True)[1] is True
+    assert believed(honest) == honest
+
+
+def test_what_a_liar_shows_in_a_look_weighs_no_more_than_what_others_show() -> None:
+    """A direction of length 60000 would be the centre of all; label shares that cannot be are made to be shares."""
+    state = Auto().init(SimpleNamespace(task=Task(small_net, (1, 8, 8), 10), seed=0))  # type: ignore[arg-type]
+    names = [f"c{i}" for i in range(9)]
+    directions = torch.nn.functional.normalize(torch.randn(9, 2, 3, 128, generator=torch.manual_seed(1)), dim=-1)
+    directions[4] *= 60000
+    shares = torch.full((9, 2, 10), 0.1)
+    state = replace(state, cluster=dict.fromkeys(names, 0))
+    found = with_looks(state, names, directions, shares, [1.0] * 9)
+    assert float(found.centre.norm(dim=-1).max()) < 1.0
+    shares[0, 0], shares[1, 1] = -1.0, 1e9
+    possible = _possible(shares)
+    assert torch.allclose(possible, torch.full((9, 2, 10), 0.1))
+    assert torch.equal(_possible(possible[2:]), shares[2:]), "what is right is not touched"
