@@ -176,7 +176,7 @@ def test_sketches_keep_cosines() -> None:
 
 def on_digits(rounds: int = 8, **how: object) -> Result:
     """A short run on rotated digits; named scenarios bring their learning rate."""
-    population = build("rotated-digits", seed=3, **{"clients": 24, "test_samples": 20, **how})  # type: ignore[arg-type]
+    population = build("rotated-digits", seed=3, **{"clients": 24, "test_samples": 20, **how})
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     return run(METHODS["auto"](batch=16), population, net, rounds=rounds, seed=3, engine=_ONE, evaluate_every=rounds)
 
@@ -247,7 +247,7 @@ def test_one_false_number_does_not_decide_for_all() -> None:
 
 def test_what_a_liar_shows_in_a_look_weighs_no_more_than_what_others_show() -> None:
     """A direction of length 60000 would be the centre of all; label shares that cannot be are made to be shares."""
-    state = Auto().init(SimpleNamespace(task=Task(small_net, (1, 8, 8), 10), seed=0))  # type: ignore[arg-type]
+    state = Auto().init(SimpleNamespace(task=Task(small_net, (1, 8, 8), 10), seed=0))
     names = [f"c{i}" for i in range(9)]
     directions = torch.nn.functional.normalize(torch.randn(9, 2, 3, 128, generator=torch.manual_seed(1)), dim=-1)
     directions[4] *= 60000
