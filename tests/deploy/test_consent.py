@@ -129,6 +129,21 @@ def test_a_refused_question_is_one_failure_and_the_run_goes_on(digits: OwnPopula
     assert sorted(state.cluster) == sorted(set(digits.ids) - {"c0"})
 
 
+def test_a_device_that_does_not_tell_its_labels_still_learns_with_auto(digits: OwnPopulation, tmp_path: Path) -> None:
+    """Its looks are refused, each time: it is asked to train without them, and is in no look."""
+    clients = {name: device for name, device in devices(digits, tmp_path).items() if name in digits.ids[:4]}
+    clients["c0"] = Device("c0", digits, tmp_path / "c0", consent=Consent(frozenset({"labels"})))
+    method = made("auto")
+    fed = federation(method, digits, Here(clients))
+    state = method.init(fed)
+    for number in range(3):
+        fed.begin(number)
+        state, _ = method.step(state, fed)
+    assert {client: known.visits for client, known in state.known.items()} == dict.fromkeys(sorted(clients), 3)
+    assert "c0" not in state.looks
+    assert "c1" in state.looks
+
+
 @pytest.mark.parametrize("claim", [1e9, -1.0])
 def test_a_real_client_weighs_what_its_hello_said(claim: float, digits: OwnPopulation, tmp_path: Path) -> None:
     def tamper(client: str, data: bytes) -> bytes:

@@ -20,7 +20,7 @@ from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.auto import personal
 from coterie.methods.auto.groups import ASK
-from coterie.methods.auto.judgement import losses_under_prior, parts_that_pay, verdict
+from coterie.methods.auto.judgement import believed, losses_under_prior, parts_that_pay, verdict
 from coterie.methods.auto.looks import blocks, halves, pulls, sketches
 from coterie.methods.auto.messages import Look, Question
 from coterie.methods.auto.parts import clear
@@ -100,6 +100,19 @@ def test_a_client_that_is_like_nobody_stands_alone() -> None:
     found = propose(looks, sorted(looks))
     assert found is not None
     assert sorted(np.bincount(list(found.part.values())).tolist()) == [1, 12, 12]
+
+
+@pytest.mark.parametrize(("length", "samples"), [(60_000.0, 1.0), (1.0, 1e9), (60_000.0, 1e9)])
+def test_what_a_liar_shows_does_not_change_the_groups_of_the_others(length: float, samples: float) -> None:
+    truth = [number % 2 for number in range(30)]
+    looks = looks_of(truth, 0.3)
+    lie = looks["c07"]
+    looks["c07"] = replace(lie, sketch=length * lie.sketch.flip(-1), counts=samples * lie.counts)
+    found = propose(looks, sorted(looks))
+    assert clear(found)
+    assert found is not None
+    pairs = {(found.part[f"c{number:02d}"], group) for number, group in enumerate(truth) if number != 7}
+    assert len(pairs) == 2
 
 
 def test_three_clients_are_too_few_to_propose() -> None:
@@ -221,7 +234,7 @@ def test_pulls_do_not_depend_on_label_shares_nor_on_the_round(digits: OwnPopulat
 
 def on_digits(rounds: int = 8, **how: object) -> Result:
     """A short run on rotated digits; named scenarios bring their learning rate."""
-    population = build("rotated-digits", seed=3, **{"clients": 24, "test_samples": 20, **how})  # type: ignore[arg-type]
+    population = build("rotated-digits", seed=3, **{"clients": 24, "test_samples": 20, **how})
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     return run(METHODS["auto"](batch=16), population, net, rounds=rounds, seed=3, engine=_ONE, evaluate_every=rounds)
 
@@ -275,3 +288,16 @@ def test_two_clients_need_no_groups() -> None:
     net = nn.Linear(1, 10)
     result = run(METHODS["auto"](), population, net, rounds=FIRST_VISITS + 1, seed=0, engine=_ONE)
     assert result.n_clusters == 1
+
+
+def test_one_false_number_does_not_decide_for_all() -> None:
+    """Thirty members gain 0.1 by a split, more or less; one says 10^9, or -10^9: the decision is that of the others."""
+    gains = {f"c{i:02}": 0.1 + 0.01 * (i % 5) for i in range(30)}
+    before = dict.fromkeys(gains, 1.0) | {"c00": 1.01}
+    honest = Question(0, dict.fromkeys(gains, 0), gains, before, 3.0, 0)
+    assert verdict(honest, 30, True)[1] is True
+    for lie in (1e9, -1e9):
+        liar = replace(honest, gain={**gains, "c07": lie}, before={**before, "c07": abs(lie)})
+        assert verdict(liar, 30, True)[0] < 1.5, "without the border it would decide"
+        assert verdict(believed(liar), 30, True)[1] is True
+    assert believed(honest) == honest

@@ -61,9 +61,10 @@ class Auto(ServesClusters[Groups]):
         """One round: every participant votes, chooses, looks, tries or trains; then the models, then the groups."""
         plan = visits.planned(state, fed.sample(self.fraction))
         shares = visits.shares_by_group(state, self._classes(fed))
-        looked = self._visited(state, fed, self.look, plan.lookers, Models(state.models))
+        unwilling: list[ClientId] = []  # devices that do not tell their labels
+        looked = self._visited(state, fed, self.look, plan.lookers, Models(state.models), unwilling)
         tried = self._visited(state, fed, self.try_out, plan.triers, Sent(state.models, shares))
-        trained = self._visited(state, fed, self.train, plan.others, Models(state.models))
+        trained = self._visited(state, fed, self.train, [*plan.others, *unwilling], Models(state.models))
         voted = self._voted(state, fed, plan.voters)
         chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares))
         new = state
@@ -86,12 +87,15 @@ class Auto(ServesClusters[Groups]):
         return fed.task.classes if has_classes(fed.task) else 0
 
     def _visited(
-        self, state: Groups, fed: Federation, ask: Callable[[Cohort, Any], Any], ids: Sequence[ClientId], message: Any
-    ) -> visits.Came | None:
+        self, state: Groups, fed: Federation, ask: Callable[[Cohort, Any], Any], ids: Sequence[ClientId], message: Any,
+        unwilling: list[ClientId] | None = None,
+    ) -> visits.Came | None:  # fmt: skip
         """Clients that train the model of their group; one that is met for the first time is in group 0."""
         if not ids:
             return None
         replies = fed.ask(ask, ids, each=message, rows=[state.cluster.get(client, 0) for client in ids])
+        if unwilling is not None:
+            unwilling += [client for client, failure in replies.failed.items() if failure.kind == "crashed"]
         group = [state.cluster.get(client, 0) for client in replies.ids]
         return self._came(fed, replies, take(state.models, torch.tensor(group, dtype=torch.int64)), group)
 

@@ -31,6 +31,7 @@ _TREE = 400  # more clients than that are put into the groups that so many of th
 _LEAST_SPREAD = 0.02
 _MOVES = 20
 _TIE = 0.25  # standard errors
+_LONGEST, _MOST_SAMPLES = 4.0, 20.0  # times the median of all: what a client's pull and its samples can weigh
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,27 @@ def views(looks: Mapping[str, Look], names: Sequence[ClientId]) -> list[tuple[Pu
     """The two halves of what these clients have shown, of the first block of layers and of all."""
     sketch = torch.stack([looks[name].sketch for name in names]).double().numpy()
     counts = torch.stack([looks[name].counts for name in names]).double().numpy()
+    sketch, counts = _bounded(sketch, counts)
     blocks = sketch.shape[3]
     return [_prepared(sketch[:, :, :, :number], counts) for number in dict.fromkeys((1, blocks))]
+
+
+def _bounded(sketch: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+    """Pulls and counts with those that are far above most brought to that border: no client is the mean of all."""
+    length = np.sqrt((sketch**2).sum(-1, keepdims=True))
+    usual = np.nan_to_num(_median_above_zero(length))
+    many = np.nan_to_num(_median_above_zero(counts))
+    longest, most = _LONGEST * usual, np.maximum(_MOST_SAMPLES * many, 1.0)
+    return sketch * np.minimum(1.0, longest / np.maximum(length, 1e-30)), np.minimum(counts, most)
+
+
+def _median_above_zero(numbers: Numbers) -> Numbers:
+    """The median over clients and halves (the first two axes) of those that are not 0; nan where there are none."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a class that nobody has
+        return np.asarray(np.nanmedian(np.where(numbers > 0, numbers, np.nan), axis=(0, 1)))
 
 
 def _prepared(sketch: Numbers, counts: Numbers) -> tuple[Pulls, Pulls]:
