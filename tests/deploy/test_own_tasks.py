@@ -117,8 +117,9 @@ def test_a_served_run_ends_as_the_simulated_one(kind: str, tmp_path: Path) -> No
     assert any(f"lr = {rate:g}, found by a test on 3 clients" in note for note in notes.notes)
     assert notes.rows[0]["floor"] == pytest.approx(simulated.floor)  # known from the first round on
     both = [load(tmp_path / name) for name in ("run", "simulated")]
-    said = [run.predict("ann", tmp_path / "data/ann.csv") for run in both]
-    assert all(np.asarray(said[0] == said[1]).all() for _ in "a") if kind != "regression" else np.allclose(*said)
+    here_said, there_said = (run.predict("ann", tmp_path / "data/ann.csv") for run in both)
+    alike = np.allclose(here_said, there_said) if kind == "regression" else np.asarray(here_said == there_said).all()
+    assert alike
 
 
 def _toml(folder: Path) -> dict[str, Any]:
