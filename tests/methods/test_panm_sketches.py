@@ -101,13 +101,13 @@ def test_those_who_sleep_are_compared_with_too() -> None:
     old[0, :2] = looks([0, 5], [-5, 0])
     box = inbox(looks([5, 0], [5, 0]), [7, 9], [1, -1])
     seen = recalled(box, met, old)
-    assert seen.keys.tolist() == [[7, 9, 7, 8, NO_PEER]]
-    assert seen.valid.tolist() == [[True, False, False, True, False]]
-    assert seen.came.tolist() == [[True, False, False, False, False]]
+    assert seen.keys.tolist() == [[7, 9, 7, 8]]
+    assert seen.valid.tolist() == [[True, False, False, True]]
+    assert seen.came.tolist() == [[True, False, False, False]]
     similarity = by_sketch(looks([5, 0]), seen, 0.0, None)
-    assert similarity[0].tolist() == pytest.approx([1.0, 0.0, 0.0, -1.0, 0.0])
+    assert similarity[0].tolist() == pytest.approx([1.0, 0.0, 0.0, -1.0])
     mixed = by_sketch(looks([5, 0]), seen, 0.5, None)  # theta1 of the sleeper is the mean of those who answered, 1
-    assert mixed[0].tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0, 0.0])
+    assert mixed[0].tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
     keys, kept = remembered(seen, torch.tensor([True]), met, old)
     assert members(keys[0]).tolist() == [7, 8]
     assert kept[0, :2].tolist() == looks([5, 0], [-5, 0]).tolist()

@@ -43,15 +43,14 @@ def compared(inbox: Inbox) -> Compared:
 def recalled(inbox: Inbox, met: Tensor, looks: Tensor) -> Compared:
     """Those who answered, and behind them those who did not and are remembered."""
     assert inbox.sketches is not None
-    place = torch.nn.functional.pad(met, (0, looks.shape[1] - met.shape[1]), value=NO_PEER)
-    again = ((place[:, :, None] == inbox.keys[:, None, :]) & inbox.mask[:, None, :]).any(2)
-    sleeping = (place != NO_PEER) & ~again
+    again = ((met[:, :, None] == inbox.keys[:, None, :]) & inbox.mask[:, None, :]).any(2)
+    sleeping = (met != NO_PEER) & ~again
     came = torch.cat([inbox.mask, torch.zeros_like(sleeping)], 1)
     return Compared(
-        keys=torch.cat([inbox.keys, place], 1),
+        keys=torch.cat([inbox.keys, met], 1),
         valid=torch.cat([inbox.mask, sleeping], 1),
         came=came,
-        sketches=torch.cat([inbox.sketches[inbox.index.clamp_min(0)], looks], 1),
+        sketches=torch.cat([inbox.sketches[inbox.index.clamp_min(0)], looks[:, : met.shape[1]]], 1),
     )
 
 
