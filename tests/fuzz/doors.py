@@ -155,7 +155,7 @@ def peers(population: OwnPopulation) -> list[Door]:
     def meeting(data: bytes) -> _Meeting:
         swarm = SimpleNamespace(limit=1 << 20, fetch=lambda *_, **__: {"b": data})
         peer = Deployed(learnt, swarm)  # type: ignore[arg-type]
-        return _Meeting(peer, fed, {"change": own, "sketch": look}, [7], {7: "b"}, 1, None)  # type: ignore[arg-type]
+        return _Meeting(peer, fed, {"change": own, "sketch": look}, [7], {7: "b"}, 1, None)
 
     def answer(data: bytes) -> None:
         meeting(data).models("change", [7])

@@ -198,7 +198,7 @@ def test_sketches_cost_little_beside_the_models() -> None:
         for name in ("gossip", "panm")
     }
     assert results["panm"].bytes_down < 1.3 * results["gossip"].bytes_down
-    assert results["panm"].ari > 0.7
+    assert (results["panm"].ari or 0.0) > 0.7
 
 
 def test_half_of_the_peers_asleep() -> None:
