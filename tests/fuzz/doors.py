@@ -136,23 +136,34 @@ def flower() -> list[Door]:
 def peers(population: OwnPopulation) -> list[Door]:
     """What another peer can say: its answers, and what zenoh hands to our handlers."""
     from coterie.core.states import spread
-    from coterie.deploy.zenoh.peer import Deployed, _alone
-    from coterie.methods.p2p.base import Answers, inbox_of
+    from coterie.deploy.zenoh.peer import Deployed, _alone, _Meeting
+    from coterie.methods.p2p.base import Answers, Sketched
 
     learnt = made("panm", k=1, l=1)
     spec = run_spec(made("fedavg"), population)
     task = task_of(spec)
     state = spread(task.init(3), 1)
-    own = Answers(state, state, torch.empty(1, 0, dtype=torch.int64))
-    swarm = SimpleNamespace(limit=1 << 20)
-    deployed = Deployed(learnt, swarm)  # type: ignore[arg-type]
-    fed = SimpleNamespace(task=task, refuse=lambda name, reason: _short(reason))
+    nobody = torch.empty(1, 0, dtype=torch.int64)
+    own = Answers(state, state, nobody)
+    look = Sketched(torch.ones(1, 2, 512, dtype=torch.int8), nobody)
+    fed = SimpleNamespace(task=task, round=0, refuse=lambda name, reason: _short(reason))
+
+    def meeting(data: bytes) -> _Meeting:
+        swarm = SimpleNamespace(limit=1 << 20, fetch=lambda *_, **__: {"b": data})
+        peer = Deployed(learnt, swarm)  # type: ignore[arg-type]
+        return _Meeting(peer, fed, {"change": own, "sketch": look}, [7], {7: "b"}, 1, None)
 
     def answer(data: bytes) -> None:
-        answers = deployed._opened(fed, {7: "b"}, [7], {"b": data})
-        inbox_of(own, [7], answers, task.template, 1)
+        meeting(data).models("change", [7])
 
-    return [Door("peer's answer", (wire.encode(_alone(own)),), spoilt_wire, answer), _handlers()]
+    def sketch(data: bytes) -> None:
+        meeting(data).sketches()
+
+    return [
+        Door("peer's answer", (wire.encode(_alone(own)),), spoilt_wire, answer),
+        Door("peer's sketch", (wire.encode(_alone(look)),), spoilt_wire, sketch),
+        _handlers(),
+    ]
 
 
 def _short(text: str) -> None:
@@ -168,7 +179,7 @@ def bare_swarm() -> Any:
     bare.name, bare.limit, bare._identity, bare._note = "a", 1 << 20, None, lambda _: None
     bare._presence = Presence("a", _short)
     bare._lock, bare._news, bare._closed = threading.Lock(), threading.Event(), threading.Event()
-    bare._answers, bare._waiting, bare._own_progress = {0: {False: b"x", True: b"y"}}, [], 0
+    bare._answers, bare._waiting, bare._own_progress = {0: {"model": b"x", "change": b"y"}}, [], 0
     bare._texts, bare._latest_is_fine, bare._root, bare.sent = {"hello": "h"}, False, "coterie/n", 0
     return bare
 

@@ -41,6 +41,8 @@ class Told(PANM):
     """PANM whose similarities are given: 1 to peers in `friends`, less to later names."""
 
     name: ClassVar[str] = "told"
+    sketch_length: int = 0
+    forget: float = 0.0
     friends: tuple[str, ...] = ()
 
     def measure(self, c: Cohort, node: Matching, inbox: Inbox) -> Tensor:
@@ -59,8 +61,7 @@ def asked(wanted: list[str], silent: tuple[str, ...] = ()) -> Inbox:
 
 
 def node(neighbours: list[str], age: int) -> Matching:
-    none = torch.empty(1, 0, dtype=torch.int64)
-    return Matching(as_rows([peer_keys(neighbours)]), torch.tensor([age]), none, none.double())
+    return replace(Matching.first(1, 0, 0), neighbours=as_rows([peer_keys(neighbours)]), age=torch.tensor([age]))
 
 
 def selected(method: PANM, c: Cohort, before: Matching, inbox: Inbox) -> tuple[Matching, Tensor]:

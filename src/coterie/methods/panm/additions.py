@@ -13,7 +13,7 @@ from coterie.core.rng import rng
 from coterie.core.samples import ClientData, ClientId, Samples
 from coterie.core.states import Stack, spread
 from coterie.core.task import Task
-from coterie.methods.p2p.base import Inbox
+from coterie.methods.p2p.base import Inbox, best
 from coterie.methods.p2p.sketch import sketched
 from coterie.methods.panm.looks import (
     Compared,
@@ -23,6 +23,7 @@ from coterie.methods.panm.looks import (
     remembered,
     strayed,
     to_ask,
+    undivided,
     walked,
 )
 from coterie.methods.panm.matching import fitted
@@ -70,19 +71,23 @@ class Additions(Settings):
         return recalled(inbox, node.met, node.looks) if inbox.sketches is not None else compared(inbox)
 
     def alike(
-        self, node: Matching, similarity: Tensor, seen: Compared, known: Tensor, top: Tensor
+        self, node: Matching, inbox: Inbox, similarity: Tensor, seen: Compared, known: Tensor
     ) -> tuple[Tensor, Tensor]:
         """H_i [C, w], and who need not wait for the end of stage one [C], because half of it is over and what it
-        remembers falls apart in two. (Sooner, a peer between two groups would take both for its own, and stay there.)
+        remembers falls apart in two, or because there are no groups at all. (Before half of it is over, a peer between
+        two groups would take both for its own, and stay there.)
 
         Where nothing comes out of the matching, the known neighbours stay.
         """
         first = known
         if self.sketches:
+            top = best(similarity, seen.keys, seen.valid, self.k)
             first = torch.where((known & seen.valid).any(1, keepdim=True), known, top)
         same, apart = fitted(similarity.numpy(), seen.valid.numpy(), first.numpy(), self.rules)
-        found = torch.from_numpy(same)
-        early = torch.from_numpy(apart) & (2 * node.age >= self.t1) & self.sketches
+        found, early = torch.from_numpy(same), torch.from_numpy(apart) & (2 * node.age >= self.t1) & self.sketches
+        if seen.sketches is not None and inbox.sketches is not None:
+            one = undivided(inbox.sketches[inbox.own], seen, found)
+            found, early = torch.where(one[:, None], seen.valid, found), early | one
         return torch.where(found.any(1, keepdim=True), found, known & seen.valid), early
 
     def kept(self, node: Matching, inbox: Inbox, seen: Compared, looked: Tensor) -> dict[str, Tensor]:

@@ -21,7 +21,8 @@ from coterie.methods.panm.ours import discriminating
 
 UPDATE, WAY = 0, 1
 """The two directions of a sketch: the last local update, and the way from the common initial model."""
-_ENOUGH, _FARTHER = 3, 1.5
+_ENOUGH, _FARTHER = 3, 1.5  # strides
+_NEARLY_ONE, _TIMES = 0.15, 5.0
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,14 @@ def compared(inbox: Inbox) -> Compared:
 def recalled(inbox: Inbox, met: Tensor, looks: Tensor) -> Compared:
     """Those who answered, and behind them those who did not and are remembered."""
     assert inbox.sketches is not None
-    place = torch.nn.functional.pad(met, (0, looks.shape[1] - met.shape[1]), value=NO_PEER)
-    again = ((place[:, :, None] == inbox.keys[:, None, :]) & inbox.mask[:, None, :]).any(2)
-    sleeping = (place != NO_PEER) & ~again
+    again = ((met[:, :, None] == inbox.keys[:, None, :]) & inbox.mask[:, None, :]).any(2)
+    sleeping = (met != NO_PEER) & ~again
     came = torch.cat([inbox.mask, torch.zeros_like(sleeping)], 1)
     return Compared(
-        keys=torch.cat([inbox.keys, place], 1),
+        keys=torch.cat([inbox.keys, met], 1),
         valid=torch.cat([inbox.mask, sleeping], 1),
         came=came,
-        sketches=torch.cat([inbox.sketches[inbox.index.clamp_min(0)], looks], 1),
+        sketches=torch.cat([inbox.sketches[inbox.index.clamp_min(0)], looks[:, : met.shape[1]]], 1),
     )
 
 
@@ -68,6 +68,25 @@ def by_sketch(own: Tensor, seen: Compared, alpha: float, known: Tensor | None) -
         angles[UPDATE, peer, valid] = torch.where(fresh, now, now[fresh].mean() if bool(fresh.any()) else 0.0)
     weight = alpha if known is None else discriminating(angles[UPDATE], angles[WAY], seen.valid, known, alpha)[:, None]
     return weight * angles[UPDATE] + (1 - weight) * angles[WAY]
+
+
+def undivided(own: Tensor, seen: Compared, same: Tensor) -> Tensor:
+    """Which peers see no groups at all, [C]: all ways that they remember are nearly one (mean cosine above 0.85), and
+    those called other are not even five times as far as those called the same.
+
+    Without this the peers of one group fall into cliques: who was averaged once is nearer from then on.
+    """
+    assert seen.sketches is not None
+    found = torch.zeros(len(same), dtype=torch.bool)
+    for peer, valid in enumerate(seen.valid):
+        if int(valid.sum()) < _ENOUGH:
+            continue
+        ways = torch.cat([own[peer : peer + 1], seen.sketches[peer][valid]])[:, WAY]
+        apart = 1 - torch.from_numpy(cosines(ways.numpy())[0, 1:])
+        alike = same[peer][valid]
+        other = apart[~alike].mean() if bool((~alike).any()) else torch.tensor(0.0)
+        found[peer] = bool(apart.mean() < _NEARLY_ONE) and not bool(other > _TIMES * apart[alike].mean())
+    return found
 
 
 def remembered(seen: Compared, looked: Tensor, met: Tensor, looks: Tensor) -> tuple[Tensor, Tensor]:

@@ -105,7 +105,7 @@ class PANM(Additions):
         seen = self.seen(node, only(inbox, measuring))
         known = _listed(seen.keys, node.neighbours)
         top = best(similarity, seen.keys, seen.valid, self.k)
-        same, early = self.alike(node, similarity, seen, known, top)
+        same, early = self.alike(node, inbox, similarity, seen, known)
         initialise = measuring & ((node.age < self.t1) | ~known.any(1)) & ~early
         nearest = best(similarity, seen.keys, seen.came, self.k)
         lists, chosen = [], torch.zeros_like(seen.valid)
