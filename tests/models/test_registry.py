@@ -17,6 +17,8 @@ PUBLISHED = {
     "leaf-femnist": 6_603_710,
     "femnist-port": 6_603_710,
     "leaf-celeba": 31_202,
+    "fedavg-cnn": 1_663_370,
+    "emnist-cnn": 1_206_590,
     "autoencoder-fc": 81_304,
     "autoencoder-conv": 47_601,
 }
@@ -60,6 +62,16 @@ def test_classifiers_give_logits(name: str) -> None:
         ("celeba-port", (3, 21, 32), 2),
         ("resnet18", (1, 28, 28), 3),
         ("resnet18", (3, 64, 64), 7),
+        ("resnet18-gn", (1, 9, 12), 3),
+        ("resnet8", (1, 9, 12), 3),
+        ("resnet8-gn", (3, 15, 8), 3),
+        ("mobilenetv2", (1, 9, 12), 3),
+        ("lenet5-1998", (3, 32, 33), 7),
+        ("fedavg-cnn", (3, 9, 12), 4),
+        ("emnist-cnn", (3, 9, 12), 4),
+        ("char-lstm", (7,), 30),
+        ("word-lstm", (3,), 50),
+        ("char-transformer", (5,), 30),
     ],
 )
 def test_models_adapt_to_shape_and_classes(name: str, shape: tuple[int, ...], classes: int) -> None:
@@ -122,6 +134,8 @@ def test_leaf_celeba_normalises_by_the_batch_in_evaluation_too() -> None:
         ("leaf-femnist", (3, 28, 28), 62, "takes 1 channel and the images have 3"),
         ("leaf-celeba", (1, 84, 84), 2, "takes 3 channels and the images have 1"),
         ("autoencoder-conv", (3, 28, 28), 10, "multiples of 8"),
+        ("char-lstm", (1, 28, 28), 10, "reads sequences of token ids"),
+        ("char-transformer", (1, 28, 28), 10, "reads sequences of token ids"),
         ("mlp", (), 10, "is empty"),
         ("mlp", (0, 3), 10, "is empty"),
         ("mlp", (1, 28, 28), 0, "at least 1 class"),
@@ -143,6 +157,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
         ("cifar-cnn", 8),
         ("digits-cnn", 4),
         ("resnet18", 8),
+        ("resnet8", 4),
+        ("mobilenetv2", 8),
+        ("lenet5-1998", 12),
+        ("fedavg-cnn", 4),
+        ("emnist-cnn", 6),
     ],
 )
 def test_the_least_size_works(name: str, side: int) -> None:
