@@ -128,7 +128,7 @@ class Auto(ServesClusters[Groups]):
         loss = evaluate(c, sent.models, "train").loss
         return Visit(local_sgd(c, sent.models, self.opt), c.size, loss)
 
-    @on_client("models", "scores", "labels")
+    @on_client("models", "scores", "labels", "features")
     def look(self, c: Cohort, sent: Models) -> Looked:
         """On the client: the same, and how its classes pull on the model that all began with."""
         loss = evaluate(c, sent.models, "train").loss
