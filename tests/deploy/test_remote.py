@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from coterie import Result, run
 from coterie.core import wire
 from coterie.core.errors import CoterieError, Interrupted, Unfinished
-from coterie.core.federation import Failure
+from coterie.core.federation import Failure, Purpose
 from coterie.data.own import OwnPopulation
 from coterie.deploy.boundary import checked
 from coterie.deploy.memory import DiskMemory
@@ -61,8 +62,10 @@ def test_real_clients_end_as_simulated_ones(name: str, digits: OwnPopulation, tm
 class Nonsense(Here):
     """One client sends an absurd training loss with its replies."""
 
-    def deliver(self, *given: Any, **how: int) -> dict[str, Returned | Failure]:
-        answers = super().deliver(*given, **how)
+    def deliver(
+        self, purpose: Purpose, order: Order, payloads: Mapping[str, bytes], **how: int
+    ) -> dict[str, Returned | Failure]:
+        answers = super().deliver(purpose, order, payloads, **how)
         first = min(answers)
         lie = -1e308 if len(self.payloads) % 2 else float("nan")
         honest = answers[first]

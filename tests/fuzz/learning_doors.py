@@ -68,6 +68,9 @@ class _Recorder:
             self.sent.append((to_text(order), payload, returned.payload))
         return answers
 
+    def overdue(self) -> tuple[dict[str, Returned | Failure], frozenset[str]]:
+        return {}, frozenset()
+
     def tell(self, client: str, text: str) -> None: ...
 
     def close(self) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,13 +177,34 @@ def test_thin_evidence_is_shrunk_to_what_all_clients_show() -> None:
 
     Where it doubles the loss of all, none does; a client that has shown nothing does what most do.
     """
-    clear = torch.tensor([[1.0, 0.5, 0.6], [1.0, 0.5, 0.6]]).double()
-    unclear = torch.tensor([[1.0, 0.2, 0.6], [1.0, 1.1, 1.2]]).double()
-    known = {f"c{number}": clear + 0.01 * number for number in range(8)} | {"x": unclear}
+    sure = torch.tensor([[1.0, 0.5, 0.6, 2.0], [1.0, 0.5, 0.6, 2.0]]).double()
+    unclear = torch.tensor([[1.0, 0.2, 0.6, 2.0], [1.0, 1.1, 1.2, 2.0]]).double()
+    known = {f"c{number}": sure + 0.01 * number for number in range(8)} | {"x": unclear}
     assert personal.chosen(known, ["c0", "x", "unknown"]) == [1, 1, 1]
-    worse = {name: losses[:, [1, 0, 0]] for name, losses in known.items() if name != "x"}
+    worse = {name: losses[:, [1, 0, 0, 3]] for name, losses in known.items() if name != "x"}
     assert personal.chosen(worse, ["c0", "unknown"]) == [0, 0]
     assert personal.chosen({}, ["c0"]) == [0]
+    alone = {name: losses[:, [3, 0, 0, 1]] for name, losses in known.items() if name != "x"}
+    assert personal.chosen(alone, ["c0", "unknown"]) == [3, 1], "who has not tried has no model of its own"
+    assert personal.chosen(known, ["c0", "c1"], lacking={"c1"}) == [1, 0]
+
+
+def test_clients_of_one_kind_each_end_with_their_own_models() -> None:
+    """Every client maps the same inputs to labels by a rule of its own; a validation part shows that alone is best."""
+    generator = torch.Generator().manual_seed(0)
+    clients = {}
+    for number in range(4):
+        x = torch.randn(120, 4, generator=generator)
+        y = (x @ torch.randn(4, 3, generator=generator)).argmax(1)
+        parts = [Samples(x[some], y[some]) for some in (slice(0, 60), slice(60, 90), slice(90, 120))]
+        clients[f"c{number}"] = ClientData(*parts)
+    population = OwnPopulation(clients, (4,), 3, Normalise(), {})
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    auto, local = (
+        run(METHODS[name](lr=0.05), population, net, rounds=8, seed=0, engine=_ONE, evaluate_every=8)
+        for name in ("auto", "local")
+    )
+    assert auto.accuracy > local.accuracy - 0.02
 
 
 def test_halves_are_disjoint_whole_and_the_same_in_every_round(digits: OwnPopulation) -> None:
@@ -232,7 +254,7 @@ def test_pulls_do_not_depend_on_label_shares_nor_on_the_round(digits: OwnPopulat
         assert torch.allclose(sums[0][kind], sums[1][kind], atol=0.01 * float(sums[0][kind].abs().max()))
 
 
-def on_digits(rounds: int = 8, **how: object) -> Result:
+def on_digits(rounds: int = 8, **how: Any) -> Result:
     """A short run on rotated digits; named scenarios bring their learning rate."""
     population = build("rotated-digits", seed=3, **{"clients": 24, "test_samples": 20, **how})
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))

@@ -33,6 +33,7 @@ MISFIT = 2.0
 _NEW_MISFIT = 3.0
 _LITTLE = 0.25  # members that gain less than this share of the mean are asked where they belong
 _SKEWED, _FEW_SKEWED = 0.15, 0.2
+_HELD, _LACKED = 2, 0.1  # a class with fewer samples is not held; the share of the group's samples that may be of such
 _LATEST = 1 << 28  # bytes of updates that the server keeps
 
 
@@ -250,6 +251,21 @@ def skewed(state: Groups, classes: int) -> set[ClientId]:
         if float(apart - (2 * q * (1 - q) / (math.pi * n)).sqrt().sum() / 2) > _SKEWED:
             found.add(client)
     return found
+
+
+def lacking(state: Groups, classes: int) -> set[ClientId]:
+    """Clients that lack classes which their group has: what becomes of these under fine-tuning their data cannot say.
+
+    With a sample or none of a class, a client counts as lacking it.
+    """
+    if not classes:
+        return set()
+    shares = shares_by_group(state, classes)
+    return {
+        client
+        for client, look in state.looks.items()
+        if float((shares[state.cluster[client]] * (look.counts.sum(0) < _HELD)).sum()) > _LACKED
+    }
 
 
 def _usual_losses(state: Groups) -> dict[int, float]:

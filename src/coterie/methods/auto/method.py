@@ -12,7 +12,7 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
    out (`judgement`). The group is split only if its members gain. A client that no longer fits such a group, or
    that is new, is sent the other groups' models as well and goes where its loss is least; strangers found a group.
 5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
-   fine-tuned, by what either did on the half that was not trained on (`personal`).
+   fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`).
 
 Extra downloads are paid from an allowance (`visits`).
 """
@@ -34,7 +34,7 @@ from coterie.core.states import Stack, count, stack, take
 from coterie.core.training import local_sgd
 from coterie.methods.auto import groups, personal, visits
 from coterie.methods.auto.judgement import losses_under_prior
-from coterie.methods.auto.looks import halves, has_classes, pulls
+from coterie.methods.auto.looks import has_classes, pulls
 from coterie.methods.auto.messages import Groups, Looked, Pair, Prepared, Sent, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import A, Log, Models
@@ -63,7 +63,7 @@ class Auto(ServesClusters[Groups]):
         shares = visits.shares_by_group(state, self._classes(fed))
         unwilling: list[ClientId] = []  # devices that do not tell their labels
         looked = self._visited(state, fed, self.look, plan.lookers, Models(state.models), unwilling)
-        tried = self._visited(state, fed, self.try_out, plan.triers, Sent(state.models, shares))
+        tried = self._visited(state, fed, self.try_out, plan.triers, Models(state.models))
         trained = self._visited(state, fed, self.train, [*plan.others, *unwilling], Models(state.models))
         voted = self._voted(state, fed, plan.voters)
         chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares))
@@ -132,21 +132,17 @@ class Auto(ServesClusters[Groups]):
         loss = evaluate(c, sent.models, "train").loss
         return Visit(local_sgd(c, sent.models, self.opt), c.size, loss)
 
-    @on_client("models", "scores", "labels")
+    @on_client("models", "scores", "labels", "features")
     def look(self, c: Cohort, sent: Models) -> Looked:
         """On the client: the same, and how its classes pull on the model that all began with."""
         loss = evaluate(c, sent.models, "train").loss
         return Looked(local_sgd(c, sent.models, self.opt), c.size, loss, *pulls(c))
 
     @on_client("models", "scores")
-    def try_out(self, c: Cohort, sent: Sent) -> Tried:
-        """On the client: the same as `train`; beside it, train on either half of the data and try it on the other."""
-        visit, (one, other) = self.train(c, Models(sent.models)), halves(c)
-        trials = [
-            personal.tried(c, sent.models, sent.shares, half, rest, self.opt)
-            for half, rest in ((one, other), (other, one))
-        ]
-        return Tried(visit.model, visit.size, visit.loss, torch.cat(trials, 1).float())
+    def try_out(self, c: Cohort, sent: Models) -> Tried:
+        """On the client: the same as `train`; beside it, try personal models."""
+        visit = self.train(c, sent)
+        return Tried(visit.model, visit.size, visit.loss, personal.tried(c, sent.models, self.opt).float())
 
     @on_client("models", "scores")
     def compare(self, c: Cohort, sent: Pair) -> Weighed:
@@ -181,7 +177,7 @@ class Auto(ServesClusters[Groups]):
     ) -> Replies[A]:
         """Clients judge their personal models: made of their group's, as their looks and all others' say."""
         stack_, rows = self.model_for(state, ids)
-        choice = torch.tensor(personal.chosen(state.choices, ids, groups.skewed(state, self._classes(fed))))
+        choice = torch.tensor(personal.chosen(state.choices, ids, groups.lacking(state, self._classes(fed))))
         message = Prepared(take(stack_, torch.tensor(rows)), choice)
         return fed.ask(function, ids, each=message, purpose="evaluation")
 

@@ -24,7 +24,7 @@ is 0.3. Real groups have 7 to 80, and 0.6 to 1.
 """
 COVER = 0.6
 """The share of the clients that must have been seen before anything is parted."""
-_NEW, _SOME = 0.25, 0.1  # so many new looks, in proportion, and clear groups are parted anew; others are sought
+_NEW = 0.1  # so many new looks, in proportion, and all is parted anew
 _SAME = 0.6  # a part that has most of a group's members goes on with its model
 
 
@@ -54,7 +54,7 @@ def parted(state: Groups, fed: Federation) -> tuple[Groups, Proposal | None]:
     """All clients parted by their looks, if enough are new and the groups are clear; else what they propose."""
     there = [client for client in fed.ids if client in state.looks and client in state.cluster]
     fresh = sum(state.looks[client].fresh for client in there)
-    enough = max(2, _NEW * len(there)) if state.clear else max(1, _SOME * len(there))
+    enough = max(2 if state.clear else 1, _NEW * len(there))
     if len(there) < COVER * len(fed.ids) or fresh < enough or (count(state.models) > 1 and not state.clear):
         return state, None
     found = propose(state.looks, there)
@@ -78,10 +78,7 @@ def parted(state: Groups, fed: Federation) -> tuple[Groups, Proposal | None]:
 
 
 def _renumbered(state: Groups, part: dict[str, int]) -> Groups:
-    """The parts as groups: each keeps the number of the group that most of it was, and its model if it was most of it.
-
-    A new group begins with what its members' latest updates make of the model that they had.
-    """
+    """The parts as groups: each keeps the number of the group it mostly was, and its model if it was most of that."""
     from scipy.optimize import linear_sum_assignment
 
     parts, groups = max(part.values()) + 1, count(state.models)
@@ -114,8 +111,11 @@ def _rows(state: Groups) -> list[State]:
 
 
 def _made(state: Groups, some: Sequence[ClientId], shared: np.ndarray[tuple[int], np.dtype[np.float64]]) -> State:
-    """The first model of a new group, from the models of the groups that its members come from."""
-    groups = np.flatnonzero(shared).tolist()
-    own = [[client for client in some if state.cluster[client] == group] for group in groups]
-    made = stack([without(state, group, fellows) for group, fellows in zip(groups, own, strict=True)])
-    return mean(made, torch.tensor(shared[groups]))
+    """The first model of a new group: what its members make together in the first round, if all have come to that.
+
+    Later it is the mean of the models that they have had: old updates, added to a newer model, lead away from it.
+    """
+    groups = np.flatnonzero(shared)
+    if state.visits == len(state.known) and len(groups) == 1:
+        return without(state, int(groups[0]), some)
+    return mean(take(state.models, torch.from_numpy(groups)), torch.from_numpy(shared[groups]))

@@ -1,0 +1,88 @@
+"""What `advise` says where the answer is known: how many groups, who they are, what it recommends, in what time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sklearn.metrics import adjusted_rand_score
+
+from coterie.runs.advice import advise
+from coterie.runs.config import from_tables
+from coterie.runs.experiment import builder_of, defaults_of, population_of
+from experiments.figures_stress import records
+from experiments.registry import experiment
+from experiments.tables import Note, markdown
+
+_SKEW = {"alpha": 0.5, "partition": "dirichlet-client"}
+_SMALL = {"clients": 40, "samples": 100, "test_samples": 20}
+_CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "rotated digits": (4, {"name": "rotated-digits"}),
+    "swapped digits": (4, {"name": "rotated-digits", "shift": "swap"}),
+    "two groups": (2, {"name": "rotated-digits", "groups": 2}),
+    "eight groups": (8, {"name": "rotated-digits", "groups": 8}),
+    "one group": (1, {"name": "rotated-digits", "groups": 1}),
+    "one group, alpha = 0.5": (1, {"name": "rotated-digits", "groups": 1, **_SKEW}),
+    "rotated Fashion-MNIST": (4, {"name": "rotated-fashion", **_SMALL}),
+    "rotated MNIST": (4, {"name": "rotated-mnist", **_SMALL}),
+    "PACS": (4, {"name": "pacs", "samples": 100, "test_samples": 30, "image_size": 24}),
+    "writers": (1, {"name": "mnist-writers"}),
+}
+
+
+@experiment("advise", "what advise says where the answer is known", minutes=60, seeds=range(5))
+def advice(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Every case and seed once; a run that is cut short goes on."""
+    file = out / "runs.jsonl"
+    there = {(record["case"], record["seed"]) for record in records(file)}
+    for seed in seeds:
+        for case in _CASES:
+            if (case, seed) not in there:
+                found = _advised(case, seed)
+                with file.open("a") as lines:
+                    lines.write(json.dumps(found) + "\n")
+                note(f"{case}, seed {seed}: {found['groups']} groups of {found['truth']}, {found['recommended']}")
+    text = _table(records(file))
+    (out / "table.md").write_text(text)
+    return text
+
+
+def _advised(case: str, seed: int) -> dict[str, Any]:
+    groups, scenario = _CASES[case]
+    config = from_tables({"method": "auto", "scenario": scenario, "seed": seed, "engine": {"workers": 1}})
+    population = population_of(config.scenario, seed)
+    begun = time.perf_counter()
+    found = advise(
+        population,
+        builder_of(config, population),
+        training={**defaults_of(config), **config.settings},
+        options=config,
+        engine=config.engine,
+    )
+    truth = [population.group(client) or 0 for client in found.clients]
+    return {
+        "case": case,
+        "seed": seed,
+        "truth": groups,
+        "groups": found.groups,
+        "ari": float(adjusted_rand_score(truth, list(found.clients.values()))),
+        "recommended": found.recommended.name,
+        "scores": {choice.name: choice.score for choice in found.choices},
+        "seconds": time.perf_counter() - begun,
+    }
+
+
+def _table(found: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for case in _CASES:
+        own = [record for record in found if record["case"] == case]
+        if own:
+            right = sum(record["groups"] == record["truth"] for record in own)
+            ari = min(record["ari"] for record in own)
+            said = ", ".join(sorted({record["recommended"] for record in own}))
+            seconds = max(record["seconds"] for record in own)
+            rows.append([case, f"{right} of {len(own)}", f"{ari:.2f}", said, f"{seconds:.0f}"])
+    return markdown(["data", "groups right", "least ARI", "recommended", "most seconds"], rows)
