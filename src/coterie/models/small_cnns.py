@@ -54,7 +54,7 @@ def fedavg_cnn(shape: Shape, classes: int) -> nn.Sequential:
 
 
 def emnist_cnn(shape: Shape, classes: int) -> nn.Sequential:
-    """Reddi et al. 2021 (TensorFlow Federated, fedjax, pfl-research): two convolutions, dropout, 128 hidden units."""
+    """Reddi et al. 2021 (TensorFlow Federated, fedjax): two convolutions, dropout, 128 hidden units."""
     channels, height, width = image("emnist-cnn", shape, least=6)
     flat = 64 * halve(conv(conv(height, 3), 3)) * halve(conv(conv(width, 3), 3))
     return nn.Sequential(
