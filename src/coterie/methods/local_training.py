@@ -28,7 +28,7 @@ class LocalTraining:
         default=None,
         metadata={
             "help": "learning rate; auto: the scenario's, and for own data one found by a short test before the run",
-            "shown": f"auto; in deployment {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
+            "shown": f"auto; without a scenario's {', '.join(f'{name}: {r}' for name, r in DEFAULT_RATES.items())}",
         },
     )
     momentum: float = field(default=0.9, metadata={"help": "momentum of the local SGD"})
