@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -91,3 +92,47 @@ def test_bad_input_is_one_sentence(made_run: Path, coterie: Command, tmp_path: P
     ended = coterie("predict", made_run, "--client", "station-1", "--data", good)
     assert ended.code == 2
     assert "is not finished; go on with it: coterie resume" in ended.err
+
+
+def test_a_loss_and_a_metric_of_ones_own_are_named(coterie: Command, tmp_path: Path) -> None:
+    """In run, compare and resume, as options or with --set; panm, which has a metric of its own, keeps it."""
+    g = np.random.default_rng(0)
+    for name in "abc":
+        x = g.normal(size=(20, 2))
+        rows = [f"{a:.3f},{b:.3f},{a - 2 * b:.3f}" for a, b in x]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["a,b,y", *rows, ""]))
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "import coterie\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+        "def build():\n    return nn.Linear(2, 1)\n"
+        "def loss(output, target):\n    return F.l1_loss(output.flatten(), target.float())\n"
+        "def near(prediction, target):\n    return ((prediction - target).abs() < 1).double().mean()\n"
+        "off = coterie.Metric('off', lambda p, t: (p - t).abs().max(), lower_is_better=True)\n"
+    )
+    base = ("--data", tmp_path / "data", "--model", f"{code}:build", "--rounds", 1, "--workers", 1, "--set", "lr=0.1")
+    named = ("--loss", f"{code}:loss", "--metric", f"{code}:near")
+    out = tmp_path / "run"
+    done = coterie("run", "fedavg", *base, *named, "--out", out)
+    assert done.code == 0, done.err
+    assert coterie("resume", out, "--rounds", 2).code == 0
+    result = json.loads((out / "result.json").read_text())
+    assert (result["metric"], result["rounds"], result["inputs"]) == ("near", 2, "as they are")
+    assert f'loss = "{code}:loss"' in (out / "config.toml").read_text()
+    assert "inputs as they are" in (out / "report.html").read_text()
+    both = tmp_path / "both"
+    done = coterie(
+        "compare", "fedavg", "panm", *base, "--metric", f"{code}:off", "--set", f"loss={code}:loss",
+        "--set", "panm.metric=loss", "--out", both,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    rows_ = json.loads((both / "compare.json").read_text())["rows"]
+    assert [(row["metric"], row["lower_is_better"]) for row in rows_] == [("off", True)] * 2
+    for option, said in (
+        (("--loss", f"{code}:nothing"), "has no 'nothing' to take a loss from"),
+        (("--loss", code), "name the loss in it"),
+        (("--metric", "f1"), "There is no metric of a task of regression 'f1'; known: auto, mae, r2, rmse."),
+        (("--loss", "nothing"), "There is no loss 'nothing'"),
+    ):
+        refused = coterie("run", "fedavg", *base, *option, "--out", tmp_path / "no")
+        assert (refused.code, said in refused.err) == (2, True), refused.err

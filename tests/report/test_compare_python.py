@@ -23,6 +23,7 @@ def test_methods_are_compared(digits: OwnPopulation, tmp_path: Path) -> None:
     assert "FedAvg" in text
     assert "IFCA" in text
     assert found._repr_html_().startswith("<pre>")
+    assert "FedAvg" in found._repr_html_()  # it was an empty page once
     assert (tmp_path / "both" / "report.html").is_file()
     again = coterie.compare(["fedavg", made("ifca")], digits, small_net, rounds=2, seeds=[0, 1], out=tmp_path / "both")
     assert [row["accuracy_mean"] for row in again.rows] == [row["accuracy_mean"] for row in found.rows]

@@ -223,3 +223,24 @@ def test_methods_without_classes_learn_numbers(name: str) -> None:
     assert result.floor is not None
     assert result.score < result.floor
     assert result.finetuned_score is not None
+
+
+class Bag(nn.Module):
+    """The mean of the tokens' embeddings, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embedding(x).mean(1))  # type: ignore[no-any-return]
+
+
+def test_token_ids_reach_the_embedding_wherever_models_are_judged() -> None:
+    """Training, evaluation, fine-tuning and its choice sample by sample, and auto, which looks at probabilities."""
+    g = np.random.default_rng(1)
+    x = {name: g.integers(0, 20, (30, 6)) for name in "abc"}
+    tokens = from_arrays({n: (part, (part[:, 0] > 9).astype(np.int64)) for n, part in x.items()}, layout="tokens")
+    for name in ("fedavg", "auto"):
+        result = run(method(name, lr=0.1, epochs=1), tokens, Bag, rounds=2, engine=ALONE)
+        assert result.finetuned_score is not None

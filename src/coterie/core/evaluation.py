@@ -175,7 +175,8 @@ def probabilities(task: Task, models: Stack, inputs: Tensor) -> Tensor:
     for index in range(count(models)):
         module = task.loaded(row(models, index)).eval()
         with torch.inference_mode():
-            ready = inputs.to(task.device, task.dtype).split(_EVALUATION_BATCH)
+            kind = task.dtype if inputs.is_floating_point() else inputs.dtype  # token ids stay what they are
+            ready = inputs.to(task.device, kind).split(_EVALUATION_BATCH)
             parts = [F.softmax(task.answers(module, part).to(task.dtype), dim=-1) for part in ready]
         results.append(torch.cat(parts).to(inputs.device))
     return torch.stack(results)

@@ -25,11 +25,11 @@ from coterie.methods.personal import PersonalMethod, equal
 class APFL(PersonalMethod):
     """v-bar_i = alpha_i v_i + (1 - alpha_i) w: w learns f_i(w), v_i learns f_i(v-bar_i) (Algorithm 1).
 
-    With `adapt`, alpha_i <- alpha_i - lr <v_i - w_i, grad f_i(v-bar_i)> in every step, all of step t - 1.
-    Parameters are mixed, as the paper writes; public code (FedTorch, FL-bench) mixes outputs, moves alpha_i in a
-    round's first epoch only and adds 0.02 alpha_i to its gradient. Ours: alpha_i is held in [0, 1] (as there),
-    weight decay and momentum apply to it as to all weights, and v_i begins as the first w that the client is sent.
-    A client uses v-bar_i with the common w; one that has no v_i yet uses w.
+    With `adapt`, alpha_i <- alpha_i - lr <v_i - w_i, grad f_i(v-bar_i)> in every step (all of t - 1). Parameters are
+    mixed, as the paper writes; public code (FedTorch, FL-bench) mixes outputs, moves alpha_i in a round's first epoch
+    only and adds 0.02 alpha_i to its gradient. Ours: alpha_i is held in [0, 1] (as there), weight decay and momentum
+    apply to it as to all weights, and v_i begins as the first w that the client is sent. A client uses v-bar_i with the
+    common w; one that has no v_i yet uses w.
     """
 
     alpha: float = field(

@@ -157,8 +157,11 @@ class RoundMethod(ABC, Generic[S]):
         return self.ask_about_models(state, fed, ids, self.judge_fully)
 
     def floor(self, fed: Federation, ids: Sequence[ClientId]) -> float | None:
-        """The mean score of constant answers, where the clients themselves must be asked for theirs."""
-        value = fed.ask(self.tell_floor, ids, same=Nothing(), purpose="evaluation").value
+        """The mean score of constant answers, where the clients themselves must be asked for theirs.
+
+        It is one number a client, once a run, and not booked: the bytes of a run are those of the simulator's.
+        """
+        value = fed.ask(self.tell_floor, ids, same=Nothing(), purpose="evaluation", counted=False).value
         known = [] if value is None else [one for one in value.floor.tolist() if isfinite(one)]
         return sum(known) / len(known) if known else None
 

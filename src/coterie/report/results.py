@@ -52,7 +52,7 @@ def print_compare_table(rows: Sequence[Row], *, target: float | None = None, con
     columns["time"] = [duration(cell(row, "seconds")) for row in rows]
     best = measure.best(mean for mean in means if mean is not None)
     styles = ["bold" if mean is not None and mean == best else "" for mean in means]
-    if not out.is_terminal:
+    if not (out.is_terminal or out.record):
         # a file or a pipe has no width to keep to
         out = Console(file=out.file, width=FILE_WIDTH, no_color=True)
     out.print(fitted_table(out, "", columns, styles, ("time", "up", "groups", "worst")))
