@@ -14,6 +14,7 @@ from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.folder import RunFolder, RunKind, kind_of
 from coterie.runs.launch_local import run_local
 from coterie.runs.peer import PeerOptions, run_peer
+from coterie.runs.serve import _opened
 from coterie.runs.spec import check_deployable
 
 from ..conftest import Command
@@ -156,3 +157,13 @@ def test_an_extra_that_is_missing_is_named(coterie: Command, tmp_path: Path, mon
     monkeypatch.delitem(sys.modules, "coterie.runs.serve", raising=False)
     monkeypatch.setitem(sys.modules, "flwr.serverapp", None)
     assert "pip install 'coterie[flower]'." in coterie("serve").err
+
+
+def test_a_damaged_checkpoint_is_said_before_clients_are_waited_for(tmp_path: Path) -> None:
+    config = from_tables({"method": "fedavg", "scenario": {"name": "rotated-digits"}})
+    folder = RunFolder.create(tmp_path / "run", config.to_toml(), RunKind.SERVED)
+    assert _opened(config, folder.path, True).path == folder.path, "a run without a checkpoint begins anew"
+    (folder.path / "checkpoint").mkdir(exist_ok=True)
+    (folder.path / "checkpoint" / "latest.json").write_text("{}")
+    with pytest.raises(CoterieError, match="cannot be read"):
+        _opened(config, folder.path, True)

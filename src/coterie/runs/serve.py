@@ -20,6 +20,7 @@ from coterie.deploy.hello import Hello
 from coterie.deploy.ports import check_free, check_port
 from coterie.deploy.protocol import RunSpec, settings_of, to_text
 from coterie.deploy.server import LIMIT, Hellos, RemoteFederation, Transport, gathered
+from coterie.methods import method_named
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.how_many import in_rounds
 from coterie.methods.local_training import LocalTraining
@@ -209,6 +210,8 @@ def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
     if not resume:
         return RunFolder.create(path, config.to_toml(), RunKind.SERVED)
     folder = RunFolder(path, RunKind.SERVED)
+    if folder.checkpoint.exists:  # what is damaged is said now, and not when all clients are there
+        folder.checkpoint.state(config.method, method_named(config.method).state_type)  # type: ignore[union-attr]
     folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
     return folder
 
