@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_a_file_that_is_ours_says_so_first_and_no_other_does(folder: str) -> Non
 @pytest.mark.parametrize(("name", "folder"), PAPERS.items())
 def test_settings_are_the_papers_or_ours(name: str, folder: str) -> None:
     """`method.py` adds none of its own, so that `settings.py` has them all, in two classes."""
-    kind = METHODS[name]
+    kind: Any = METHODS[name]
     ours, paper = (next(c for c in kind.__mro__ if c.__name__ == each) for each in ("Settings", "PaperSettings"))
     assert issubclass(ours, paper)
     assert ours.__module__ == paper.__module__ == f"coterie.methods.{folder}.settings"
