@@ -88,9 +88,8 @@ class Task:
         loss, metric = user_code.loaded_if_code(loss, "loss"), user_code.loaded_if_code(metric, "metric")
         if not isinstance(model, nn.Module):
             first = user_code.build(model)
-            model = (
-                first if user_code.build(model) is first else model
-            )  # `lambda: ready` is a ready network, not a builder
+            # `lambda: ready` is a ready network, not a builder
+            model = first if user_code.build(model) is first else model
         user_code.check_loss(loss, get_args(LossChoice))
         found = kind_of(population)
         kind = chosen_kind(task, found, population.classes, squares=loss == "mse")
@@ -105,8 +104,7 @@ class Task:
             metric=chosen_metric(metric, kind),
             target_scale=(target_scale_of(population) or _measured(population)) if numbers else None,
         )
-        own = population.client(population.ids[0]).train
-        # two samples, or a mean over the batch looks like its only entry
+        own = population.client(population.ids[0]).train  # two of it: the mean of one looks like its only entry
         return made.settled(loss, own.take(torch.arange(min(2, len(own)))))
 
     def settled(self, loss: Any, sample: Samples) -> Task:
