@@ -254,11 +254,14 @@ def test_pulls_do_not_depend_on_label_shares_nor_on_the_round(digits: OwnPopulat
         assert torch.allclose(sums[0][kind], sums[1][kind], atol=0.01 * float(sums[0][kind].abs().max()))
 
 
-def on_digits(rounds: int = 8, **how: Any) -> Result:
+def on_digits(rounds: int = 8, method: str = "auto", **how: Any) -> Result:
     """A short run on rotated digits; named scenarios bring their learning rate."""
     population = build("rotated-digits", seed=3, **{"clients": 24, "test_samples": 20, **how})
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    return run(METHODS["auto"](batch=16), population, net, rounds=rounds, seed=3, engine=_ONE, evaluate_every=rounds)
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    return run(METHODS[method](batch=16), population, net, rounds=rounds, seed=3, engine=_ONE, evaluate_every=rounds)
 
 
 def test_groups_are_found_and_cost_little() -> None:
@@ -275,6 +278,16 @@ def test_groups_are_found_and_cost_little() -> None:
 def test_one_group_stays_one(alpha: float | None) -> None:
     result = on_digits(10, groups=1, alpha=alpha)
     assert result.n_clusters == 1
+
+
+@pytest.mark.parametrize(("groups", "twin"), [(1, "fedavg"), (2, "oracle")])
+def test_it_trains_as_its_twin_does(groups: int, twin: str) -> None:
+    """With one group it is FedAvg, with clear groups that are found in the first round Oracle."""
+    auto, other = (on_digits(3, method, groups=groups, clients=12) for method in ("auto", twin))
+    assert len(auto.models) == len(other.models) == groups
+    for state in other.models.values():
+        gaps = [max(float((t - state[name]).abs().max()) for name, t in own.items()) for own in auto.models.values()]
+        assert min(gaps) < 1e-5
 
 
 def test_clients_move_after_a_drift() -> None:

@@ -22,9 +22,9 @@ from coterie.core.states import Stack, count, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 
-_NUMBERS, _LEAST, _MOST = 320, 16, 256
+_NUMBERS, _LEAST, _MOST = 640, 16, 256
 """Numbers of a client's sketch in one block of layers, over all classes; the least and the most for one class."""
-_SHARE = 0.4  # so many numbers a parameter at most: a look is sent once, and again only when a client no longer fits
+_SHARE = 0.6  # so many numbers a parameter at most: a look is sent once, and again only when a client no longer fits
 _FEWEST = 8
 _ONE_STEP = Optimiser(epochs=1, batch=0, lr=1.0)
 

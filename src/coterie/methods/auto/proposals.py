@@ -4,7 +4,7 @@ The pull of client i on class y is taken as theta(group of i, y) + noise / sqrt(
 Groups are grown by the likelihood of this model with the thetas integrated out: two clients that hold no class in
 common are neither alike nor unlike. A partition found from one half of every client's data is judged by the other half:
 how much better is a client's pull foretold by its *fellow members'* than by the mean of all? The halves are disjoint,
-so chance finds groups but cannot confirm them. The fewest of equally good numbers of groups win.
+so chance finds groups but cannot confirm them.
 
 `explained` compares this with what the members of real groups would foretell. Where each client has a way of its own
 (writers), there are partitions that are sure and explain little.
@@ -30,8 +30,8 @@ _FEWEST = 4
 _TREE = 400  # more clients than that are put into the groups that so many of them make
 _LEAST_SPREAD = 0.02
 _MOVES = 20
-_TIE = 0.25  # standard errors
 _LONGEST, _MOST_SAMPLES = 4.0, 20.0  # times the median of all: what a client's pull and its samples can weigh
+_PART = 0.6  # likelihood that one more part must gain; clients with no class in common make parts of their own for less
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def propose(looks: Mapping[str, Look], members: Sequence[ClientId]) -> Proposal 
     """The partition of these clients that their looks support best; None where there are too few of them.
 
     Two views of the pulls are tried, on the first fully connected layer and on all. The surer one says how many parts
-    there are at most; of all partitions into so many, that is taken under which all pulls together are most likely.
+    there are, about; of partitions into at most one more, that is taken under which all pulls together are most likely.
     """
     names = sorted(client for client in members if client in looks)
     if len(names) < _FEWEST:
@@ -114,8 +114,8 @@ def propose(looks: Mapping[str, Look], members: Sequence[ClientId]) -> Proposal 
     evidence, explained, most = max(_judged(*halves) for halves in both)
     one, other = both[-1]
     whole = together(one, other)
-    found = [labels for view in both for labels in _steps(together(*view)) if labels.max() < most]
-    best = max(found, key=lambda labels: round(whole.total_likelihood(labels), 6) - 1e-3 * int(labels.max()))
+    found = [labels for view in both for labels in _steps(together(*view)) if labels.max() <= most]
+    best = max(found, key=lambda labels: whole.total_likelihood(labels) - _PART * int(labels.max()))
     part = _outcasts(one, other, refined(whole, best))
     return Proposal(dict(zip(names, part.tolist(), strict=True)), evidence, explained)
 
@@ -179,10 +179,7 @@ def _judged(one: Pulls, other: Pulls) -> tuple[float, float, int]:
         judged = [pulls.foretold(_at_most(step, parts)) for pulls, step in zip((other, one), steps, strict=True)]
         gains[parts] = np.mean([gain / np.maximum(size, 1e-9) for gain, _, size in judged], axis=0)
         shares[parts] = sum(float(g.sum()) for g, _, _ in judged) / max(sum(float(h.sum()) for _, h, _ in judged), 1e-9)
-    best = max(gains.values(), key=lambda gain: float(gain.mean()))
-    parts = next(
-        parts for parts, gain in gains.items() if float((best - gain).mean()) <= _TIE * _error(best - gain) + 1e-12
-    )
+    parts = max(gains, key=lambda parts: float(gains[parts].mean()))
     return float(gains[parts].mean()) / max(_error(gains[parts]), 1e-12), shares[parts], parts
 
 
@@ -216,7 +213,7 @@ def _outcasts(one: Pulls, other: Pulls, labels: Labels) -> Labels:
     """The partition in which those stand alone that, by either half, are like none of the parts."""
     unlike = np.ones(len(labels), dtype=bool)
     for half in (one, other):
-        unlike &= half.fits(labels).max(1) < half.alone()
+        unlike &= half.fits(labels).max(1) + _PART / 2 < half.alone()
     labels = np.where(unlike, int(labels.max()) + 1 + np.arange(len(labels)), labels)
     return np.asarray(np.unique(labels, return_inverse=True)[1], np.int64)
 
