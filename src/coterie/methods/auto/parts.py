@@ -13,11 +13,11 @@ from coterie.core.samples import ClientId
 from coterie.core.states import State, concat, count, mean, stack, take
 from coterie.methods.auto.judgement import without
 from coterie.methods.auto.messages import Event, Groups
-from coterie.methods.auto.proposals import Proposal, propose, together, views
+from coterie.methods.auto.proposals import EXPLAINED, Proposal, propose, together, views
 from coterie.methods.auto.visits import members
 
-CLEAR, EXPLAINED = 4.0, 0.5
-"""Groups are clear if the t of the looks is above the first and the share that they explain above the second.
+CLEAR = 4.0
+"""Groups are clear if the t of the looks is above this and the share that they explain above `EXPLAINED`.
 
 On one group, with labels skewed or not, t is below 0; where every writer has a hand of its own it is 14, but the share
 is 0.3. Real groups have 7 to 80, and 0.6 to 1.

@@ -26,6 +26,8 @@ Labels = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 MOST = 16
 """Parts that are tried at most."""
+EXPLAINED = 0.5
+"""The share of what real groups would foretell from which groups are clear; see `parts`."""
 _FEWEST = 4
 _TREE = 400  # more clients than that are put into the groups that so many of them make
 _LEAST_SPREAD = 0.02
@@ -116,7 +118,9 @@ def propose(looks: Mapping[str, Look], members: Sequence[ClientId]) -> Proposal 
     whole = together(one, other)
     found = [labels for view in both for labels in _steps(together(*view)) if labels.max() <= most]
     best = max(found, key=lambda labels: whole.total_likelihood(labels) - _PART * int(labels.max()))
-    part = _outcasts(one, other, refined(whole, best))
+    part = refined(whole, best)
+    if explained >= EXPLAINED:  # where every client has a way of its own, most are like nobody
+        part = _outcasts(one, other, part)
     return Proposal(dict(zip(names, part.tolist(), strict=True)), evidence, explained)
 
 
