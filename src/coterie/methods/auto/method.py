@@ -106,7 +106,9 @@ class Auto(ServesClusters[Groups]):
         pairs = visits.pairs(state, fed, ids)
         replies = fed.ask(self.compare, ids, each=pairs)
         rows = torch.tensor([list(ids).index(client) for client in replies.ids], dtype=torch.int64)
-        return self._came(fed, replies, take(pairs.whole, rows), [state.cluster[client] for client in replies.ids])
+        group = [state.cluster[client] for client in replies.ids]
+        came = self._came(fed, replies, take(pairs.whole, rows), group)
+        return None if came is None else visits.on_their_group(came, state.models)
 
     def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], message: Sent) -> visits.Came | None:
         """Clients that are sent the models of all groups and train the one that fits them best."""

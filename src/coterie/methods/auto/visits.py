@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, count, stack
+from coterie.core.states import Stack, count, stack, take
 from coterie.methods.auto.judgement import shares_of, without
 from coterie.methods.auto.looks import has_classes
 from coterie.methods.auto.messages import Groups, Looked, Pair, Tried, Visit, Weighed
@@ -97,3 +97,16 @@ def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
 def shares_by_group(state: Groups, classes: int) -> Tensor:
     """q(y) of every group's model, [K, classes]."""
     return torch.stack([shares_of(state, members(state, group), classes) for group in range(count(state.models))])
+
+
+def on_their_group(came: Came, models: Stack) -> Came:
+    """The same updates as if they had been made of the groups' present models.
+
+    What voters train is made of their fellows' latest updates, some of them old: it is for judging, not to go on from.
+    """
+    own = take(models, torch.tensor(came.group, dtype=torch.int64))
+    trained = {
+        name: own[name] + (tensor - came.sent[name]) if tensor.is_floating_point() else tensor
+        for name, tensor in came.value.model.items()
+    }
+    return replace(came, value=replace(came.value, model=trained), sent=own)
