@@ -145,15 +145,19 @@ def test_peers_at_their_own_pace_reach_the_same_accuracy(tmp_path: Path) -> None
 def test_a_late_peer_skips_what_the_others_have_done_and_is_asked(tmp_path: Path) -> None:
     config = dataclasses.replace(config_of("gossip"), rounds=120)
     crowd = Crowd(tmp_path, config, Pace(lock_step=True, seconds=LONG))
-    events, metrics = tmp_path / "4" / "events.jsonl", tmp_path / "0" / "metrics.csv"
-    first = crowd.start(NAMES[:4], 4, lambda: events.is_file() and '"aggregated": 2' in events.read_text())
+    late, early, metrics = tmp_path / "4/events.jsonl", tmp_path / "0/events.jsonl", tmp_path / "0/metrics.csv"
+
+    def met() -> bool:
+        return late.is_file() and '"aggregated": 2' in late.read_text() and '"others": 4' in early.read_text()
+
+    first = crowd.start(NAMES[:4], 4, met)
     soon(lambda: metrics.is_file() and metrics.read_text().count("\n") >= 4)
     finished([*first, *crowd.start(NAMES[4:], peers=2)])
-    log = (tmp_path / "4" / "events.jsonl").read_text()
+    log = late.read_text()
     assert '"skipped": 1' in log
     assert '"aggregated": 2' in log
     assert crowd.result("4").rounds == 120
-    assert '"others": 4' in (tmp_path / "0" / "events.jsonl").read_text()
+    assert '"others": 4' in early.read_text()
 
 
 def connected(

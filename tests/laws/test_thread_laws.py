@@ -155,3 +155,17 @@ def test_pools_are_made_in_one_place() -> None:
         if re.search(r"ThreadPoolExecutor\(|set_num_threads\(", file.read_text())
     }
     assert found == {"core/threads.py", "kernel/build.py", "data/sources/images.py"}
+
+
+def test_networks_that_threads_build_at_once_begin_as_those_of_one_thread(digits: OwnPopulation) -> None:
+    """Layers draw from torch's one generator, and torch.fx replaces the calls of all modules while it traces."""
+    alone = Task.of(small_net, digits).init(3)
+
+    def made(_: int) -> dict[str, Tensor]:
+        task = Task.of(small_net, digits)
+        assert task.compiled is not None
+        return task.init(3)
+
+    with worker_pool(8) as pool:
+        for state in pool.map(made, range(32)):
+            assert all(torch.equal(state[name], tensor) for name, tensor in alone.items())

@@ -39,8 +39,9 @@ _LOSSES: dict[LossName, LossFn] = {
     "mse": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
     "reconstruction": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
 }
-DRAWING = threading.Lock()
-"""Held while a network is built: layers draw from torch's one generator, which all threads share."""
+DRAWING = threading.RLock()
+"""Held while a network is built, tried or traced: all threads share torch's generator, which layers draw from, and the
+calls of modules, which torch.fx replaces while it traces."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +88,10 @@ class Task:
         """
         loss, metric = user_code.loaded_if_code(loss, "loss"), user_code.loaded_if_code(metric, "metric")
         if not isinstance(model, nn.Module):
-            first = user_code.build(model)
-            # `lambda: ready` is a ready network, not a builder
-            model = first if user_code.build(model) is first else model
+            with DRAWING:
+                first = user_code.build(model)
+                # `lambda: ready` is a ready network, not a builder
+                model = first if user_code.build(model) is first else model
         user_code.check_loss(loss, get_args(LossChoice))
         found = kind_of(population)
         kind = chosen_kind(task, found, population.classes, squares=loss == "mse")
@@ -109,11 +111,12 @@ class Task:
 
     def settled(self, loss: Any, sample: Samples) -> Task:
         """The task with this loss, once the network has answered a sample: "auto" is what fits its outputs."""
-        module = self._build().eval()
-        output = self._first_output(module, sample)
-        chosen = self._fitting_loss(output) if isinstance(loss, str) and loss == "auto" else loss
-        made = dataclasses.replace(self, loss=chosen)
-        made._check_loss(module, sample, output)
+        with DRAWING:
+            module = self._build().eval()
+            output = self._first_output(module, sample)
+            chosen = self._fitting_loss(output) if isinstance(loss, str) and loss == "auto" else loss
+            made = dataclasses.replace(self, loss=chosen)
+            made._check_loss(module, sample, output)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,8 +149,7 @@ class Task:
     def module(self) -> nn.Module:
         """This thread's scratch network: the next use overwrites its contents."""
         if not hasattr(self._local, "module"):
-            with DRAWING:
-                module = self._build()
+            module = self._build()
             if any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
                 # 1.25-1.35 times as fast on CPUs, and the same numbers
                 module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -259,7 +261,8 @@ class Task:
         return user_code.loss_of(_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss, output, target)
 
     def _build(self) -> nn.Module:
-        made = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else user_code.build(self.model)
+        with DRAWING:
+            made = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else user_code.build(self.model)
         return made.to(self.dtype)
 
     def _first_output(self, module: nn.Module, sample: Samples) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import operator
-from threading import Lock
 from typing import Any
 
 import torch
@@ -16,12 +15,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from coterie.core.compiled import Refusal
+from coterie.core.task import DRAWING
 from coterie.kernel.chain import BATCH, LAYERS, NETWORKS, Chain, NotKnown
 from coterie.kernel.library import Library, installed
 from coterie.kernel.net import Kind, Loss, Net
 from coterie.kernel.verify import difference
-
-_TRACING = Lock()  # torch.fx patches torch while it traces
 
 _ACTIVATIONS: dict[Any, Kind] = {
     **dict.fromkeys((torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_"), "relu"),
@@ -53,7 +51,7 @@ def plan_with(library: Library, module: nn.Module, input_shape: tuple[int, ...],
             raise NotKnown("the network looks at more than its input")
         twin = copy.deepcopy(module)
         shape = tuple(int(size) for size in input_shape)
-        with _TRACING:
+        with DRAWING:  # torch.fx patches torch while it traces
             net, evaluated = (_translated(twin.train(mode), shape).net(library, loss) for mode in (True, False))
         if net.layers != evaluated.layers:
             raise NotKnown("it computes something else in evaluation than in training")
