@@ -32,7 +32,7 @@ LAWS = (
     "tests/laws/test_engine_laws.py::test_lanes_and_processes_change_nothing_in_torch[fedcg]",
     *(
         f"tests/laws/test_resume_laws.py::test_resumed_is_never_interrupted[{name}]"
-        for name in ("fedcg-storm", "md-icfl-calm", "panm-storm")
+        for name in ("fedcg-storm", "md-icfl-storm", "panm-storm")
     ),
     *(f"tests/deploy/test_remote.py::test_real_clients_end_as_simulated_ones[{name}]" for name in ("fedavg", "fedcg")),
     "tests/laws/test_layout_laws.py::test_states_messages_and_memories_lie_as_their_encoding_gives_them[fedcg]",

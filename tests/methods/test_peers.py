@@ -213,8 +213,12 @@ def test_a_peer_method_knows_nothing_of_those_who_run_it() -> None:
 
 @pytest.mark.parametrize("name", PEER_METHODS)
 def test_one_peer_at_a_time_is_the_network(name: str, digits: OwnPopulation) -> None:
-    """What the simulator does for all, nine lone peers do for themselves through start, train, choose and update."""
-    method: Any = made(name, t1=2, tau=2, k=2, l=3) if name == "panm" else made(name, k=2, l=3)
+    """What the simulator does for all, nine lone peers do for themselves through start, train, choose and update.
+
+    By models, without sketches: of those, tests/deploy/test_peers.py says the same with real peers.
+    """
+    panm = {"t1": 2, "tau": 2, "sketch_length": 0, "forget": 0} if name == "panm" else {}
+    method: Any = made(name, k=2, l=3, **panm)
     network = run(method, digits, small_net, rounds=4, seed=11).state
     task = Task(small_net, digits.shape, digits.classes, digits.normalise)
     everyone = np.sort(peer_keys(digits.ids))
