@@ -101,7 +101,7 @@ class RoundLoop:
     def _may_grow(self) -> bool:
         """Whether more rounds can be asked for once the run is over.
 
-        The last round is evaluated as no other is, so that its checkpoint is the one from before it: whoever goes on
+        The last round is evaluated as no other is, so that its checkpoint is the one from before it: a run that goes on
         beyond the end makes that round again, as one among others.
         """
         return self.folder is not None and self.folder.kind is RunKind.SIMULATION

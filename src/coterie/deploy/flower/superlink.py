@@ -73,7 +73,7 @@ class ServerSecurity:
     """Of those whose key is a gateway's, the names that its clients may bear."""
 
     def borne_by(self, key: ClientId) -> tuple[ClientId, ...]:
-        """The names of clients that whoever has this key may answer for."""
+        """The names of the clients that the owner of this key may answer for."""
         return self.gateways.get(key, (key,))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""auto (ours): groups are found while FedAvg trains, and only where they pay."""
+"""auto (ours): groups are found while FedAvg trains."""
 
 from coterie.methods.auto.method import Auto
 

@@ -1,4 +1,4 @@
-"""auto: groups are found while FedAvg trains, and only where they pay (ours).
+"""auto: groups are found while FedAvg trains (ours).
 
 Every participant downloads one model and uploads one, as in FedAvg. All begin in one group.
 
@@ -48,8 +48,8 @@ class Auto(ServesClusters[Groups]):
 
     name: ClassVar[str] = "auto"
     title: ClassVar[str] = "auto (ours)"
-    paper: ClassVar[str] = "ours: looks from two halves propose groups, held-out benefit decides"
-    summary: ClassVar[str] = "finds groups where they pay, at nearly FedAvg's bytes; nothing to set"
+    paper: ClassVar[str] = "ours: how classes pull on the first model tells groups; unclear ones are judged by loss"
+    summary: ClassVar[str] = "finds groups while it trains, at nearly FedAvg's bytes; nothing to set"
     state_type: ClassVar[type[Groups]] = Groups
 
     def init(self, fed: Federation) -> Groups:

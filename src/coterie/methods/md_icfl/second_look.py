@@ -65,7 +65,7 @@ def doubts_after(
     """Who of these clients, which began with their clusters' models, does not fit: distances are [N, K].
 
     Strange is a distance to its cluster that is many standard deviations beyond the usual (by median and median
-    deviation of logarithms), or a cluster that is nearer than the own one by the margin.
+    deviation of logarithms), or a cluster that is nearer than the client's by the margin.
     """
     doubts, home = state.doubts, [state.cluster[client] for client in ids]
     own = [max(float(row[place]), _TINY) for row, place in zip(distances, home, strict=True)]
