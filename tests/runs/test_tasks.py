@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from coterie import from_arrays, load_model, method, run
 from coterie.core.errors import CoterieError
 from coterie.core.personal import personal_models
+from coterie.core.samples import ClientData
 from coterie.core.task import Task, chosen_kind
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
@@ -207,6 +208,22 @@ def test_few_samples_change_nothing_by_chance() -> None:
     found = personal_models(c, {"weight": torch.zeros(3, 1, 1, dtype=torch.float64)}, opt)
     assert found.tuned.tolist() == [True, False, False]  # of one sample nothing can be held out
     assert found.models["weight"].flatten().tolist() == pytest.approx([0.4, 0.0, 0.0])
+
+
+def test_the_better_of_the_two_by_the_validation_part() -> None:
+    """As above, tuned to w = 0.4. Validation targets 3, -2: the losses 9 + 4 fall to 2.6^2 + 2.4^2 = 12.52: taken,
+
+    although the gains 2.24 and -1.76 are no two standard errors above 0. Targets 2, -2: 8 rises to 8.32: kept.
+    """
+    task = Task(one_weight, (1,), 1, loss="mse", dtype=torch.float64, kind="regression")
+    opt = replace(method("fedavg", lr=0.1, momentum=0.0, batch=0).opt, epochs=1)
+    c = cohort(rows(*[([1.0] * 3, [2, 2, 2])] * 2), task)
+    asked = cohort(rows(([1.0] * 2, [3, -2]), ([1.0] * 2, [2, -2])), task)
+    parts = zip(c.data, asked.data, strict=True)
+    c = replace(c, data=tuple(ClientData(own.train, own.test, other.train) for own, other in parts))
+    found = personal_models(c, {"weight": torch.zeros(2, 1, 1, dtype=torch.float64)}, opt)
+    assert found.tuned.tolist() == [True, False]
+    assert found.models["weight"].flatten().tolist() == pytest.approx([0.4, 0.0])
 
 
 def test_a_method_that_needs_classes_says_so_before_the_run() -> None:

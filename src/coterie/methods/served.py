@@ -67,7 +67,7 @@ class Examination:
     tuned_correct: Tensor | None
     tuned_score: Tensor | None
     """The same of the model after a little training on the client's own data, or of the model as it is where samples
-    that the client holds out do not surely gain by that."""
+    that the client holds out do not gain by that."""
 
     unbounded: ClassVar[tuple[str, ...]] = (
         *("loss", "score", "floor", "tuned_correct", "tuned_score"),
@@ -92,7 +92,7 @@ def floors(c: Cohort) -> Floors:
 
 
 def finetuned(given: Use, opt: Optimiser) -> Use:
-    """The same clients with their model, or with that model after a little training where a client is sure of it."""
+    """The same clients with their model, or with that model after a little training where its own data prefer that."""
     return Use(given.cohort, personal_models(given.cohort, given.models, opt).models, given.cluster)
 
 

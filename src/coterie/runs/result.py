@@ -60,7 +60,7 @@ class Result:
     finetuned_accuracy: float | None = None
     finetuned_score: float | None = None
     """The same after every client has trained the model it would use a little more on its own data, or has kept it as
-    it is where samples that it holds out do not surely gain by that."""
+    it is where samples that it holds out do not gain by that."""
     unseen_score: float | None = None
     per_client_score: list[float | None] = field(default_factory=list)
     per_client_floor: list[float | None] = field(default_factory=list)
