@@ -125,6 +125,7 @@ def test_commas_and_lines_in_quotes(tmp_path: Path) -> None:
         ("a,y\n1,0\n2\n", "Line 3 of .* has 1 fields and the first line has 2"),
         ("a,y\n1,0\n2,1,7\n", "has 3 fields"),
         (",a,y\n0,1,0\n1,2,1\n", r"Column 1 of .* has no name; .*index=False"),
+        ("Unnamed: 0,a,y\n0,1,0\n1,2,1\n", r"Column 1 of .* has no name; .*index=False"),
         ("a,a,y\n0,1,0\n1,2,1\n", "two columns 'a'"),
         ("a,y\n1,0\nx,1\n3,0\n", "Column 'a' holds numbers, but .* has 'x' in it"),
         ("a;y\n1,5;0\n2,5;1\n3,5;0\n", "has '1,5' in it; write numbers with a decimal point"),
@@ -272,6 +273,9 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
     one, other = own(tmp_path / "csv"), own(tmp_path / "parquet")
     assert schema_of(one) == schema_of(other)
     assert torch.equal(one.client("a").train.x, other.client("a").train.x)
+    numbered = table.append_column("__index_level_0__", arrow.array(range(len(table))))  # as pandas writes an index
+    parquet.write_table(numbered, tmp_path / "parquet" / "a.parquet")
+    assert schema_of(own(tmp_path / "parquet")) == schema_of(one)
     (tmp_path / "parquet" / "a.parquet").write_bytes(b"PAR1 but no more")
     with pytest.raises(CoterieError, match="damaged, or not a Parquet file"):
         from_path(tmp_path / "parquet")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from coterie.core.terminal import brief, shown
 
 Values = npt.NDArray[Any]
 """A column: float64 (NaN is missing), int64, or objects that are text (None is missing)."""
+_ROW_NUMBERS = re.compile(r"__index_level_\d+__")
+"""The name under which pandas writes an index without a name to Parquet: numbers of rows, no column of the user's."""
+_NAMELESS = re.compile(r"Unnamed: \d+")
+"""The name that pandas gives to a CSV file's column without one, which most often is such an index."""
 TABLE_ENDINGS = (".csv", ".parquet")
 _SEPARATORS = (",", ";", "\t")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
@@ -86,6 +91,7 @@ def as_table(frame: Any, where: str) -> Table:
         names = list(frame.columns)
     else:
         raise CoterieError(f"{where} is a {type(frame).__name__}; give a DataFrame, or columns by name.")
+    names = [name for name in names if not _ROW_NUMBERS.fullmatch(str(name))]
     _check_names([str(name) for name in names], where)
     columns = {str(name): _typed(frame[name], str(name), where) for name in names}
     lengths = {len(values) for values in columns.values()}
@@ -161,7 +167,7 @@ def _check_names(names: Sequence[str], where: str) -> None:
     if len(names) > _MOST_COLUMNS:
         raise CoterieError(f"{where} has {len(names)} columns; {_MOST_COLUMNS} at most can be read.")
     for place, name in enumerate(names, start=1):
-        if not name:
+        if not name or _NAMELESS.fullmatch(name):
             raise CoterieError(
                 f"Column {place} of {where} has no name; give it one, or write the table without it "
                 "(index=False in pandas)."
