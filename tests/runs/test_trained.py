@@ -69,6 +69,17 @@ def test_a_newcomer_with_a_clients_data_is_served_as_that_client(
     assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
 
 
+def test_what_a_user_prints_is_a_line(digits: OwnPopulation, tmp_path: Path) -> None:
+    """In a notebook a name alone on a line is printed: populations, clients' data, runs and newcomers are short."""
+    run = used(made("ifca"), digits, tmp_path / "run")
+    data = digits.client("c4").train
+    shown = [repr(each) for each in (digits, digits.client("c4"), run, run.admit(data.x, data.y))]
+    shown.append(repr(coterie.build("rotated-digits", seed=0)))
+    assert all(len(text) < 250 and "\n" not in text for text in shown), shown
+    assert shown[0] == "<9 clients with inputs of shape (1, 8, 8), 10 classes>"
+    assert shown[4] == "<40 clients of rotated-digits, 10 classes>"
+
+
 def test_a_newcomer_of_fedper_fits_a_head(digits: OwnPopulation, tmp_path: Path) -> None:
     """The base is the common one, the head is neither the initial one nor that of any client."""
     run = used(made("fedper"), digits, tmp_path / "run")

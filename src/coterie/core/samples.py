@@ -96,6 +96,10 @@ class ClientData:
     ) -> None:
         self._train, self._test, self._valid = train, test, valid
 
+    def __repr__(self) -> str:
+        valid = f", {len(self.valid)} to choose by" if self.valid is not None else ""
+        return f"<data of a client: {len(self.train)} samples to train on{valid}, {len(self.test)} to test on>"
+
     @cached_property
     def train(self) -> Samples:
         """What the client trains on."""

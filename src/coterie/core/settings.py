@@ -86,7 +86,9 @@ def _sequence(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ..
     if repeated:
         return tuple(coerce(arguments[0], part, key) for part in value)
     if len(value) != len(arguments):
-        raise CoterieError(f"{key} needs {len(arguments)} values joined by ':', not {shown(value)}.")
+        like = ":".join("1" if kind is int else "0.5" if kind is float else "NAME" for kind in arguments)
+        text = ":".join(map(str, value))
+        raise CoterieError(f"{key} needs {len(arguments)} values joined by ':', such as {like}, not {shown(text)}.")
     return tuple(coerce(kind, part, key) for kind, part in zip(arguments, value, strict=True))
 
 

@@ -73,6 +73,10 @@ class OwnPopulation:
                     "exchange their data with each other; give a larger fraction."
                 )
 
+    def __repr__(self) -> str:
+        aims = f"{self.classes} classes" if self.kind in ("classification", "binary") else self.kind
+        return f"<{len(self.clients)} clients with inputs of shape {self.shape}, {aims}>"
+
     @cached_property
     def ids(self) -> Sequence[ClientId]:
         """Every client that takes part, in the order given."""

@@ -78,6 +78,9 @@ class LazyPopulation:
     mixed: float = 0.0
     """The share of every client's samples, of all parts, that are as those of the next group."""
 
+    def __repr__(self) -> str:
+        return f"<{len(self.ids)} clients of {self.scenario or 'shared pools'}, {self.classes} classes>"
+
     def __post_init__(self) -> None:
         if not self.ids:
             raise CoterieError("A population needs at least one client; ask for one or more.")

@@ -108,6 +108,10 @@ class Newcomer:
         """One answer for each of the inputs."""
         return self.predictor(x)
 
+    def __repr__(self) -> str:
+        where = "one model for all" if self.group is None else f"the model of group {self.group}"
+        return f"<newcomer with {where}>"
+
 
 class TrainedRun:
     """The folder of a finished run: who is in which group, the clients' models, and what they predict."""
