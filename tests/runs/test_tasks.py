@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from coterie import from_arrays, load_model, method, run
 from coterie.core.errors import CoterieError
+from coterie.core.metrics import Metric
 from coterie.core.personal import personal_models
 from coterie.core.samples import ClientData
 from coterie.core.task import Task, chosen_kind
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
+from coterie.runs.view import NotesOnly
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, largest_gap, one_weight, rows
@@ -182,6 +184,24 @@ def test_fine_tuning_finds_back_what_averaging_loses(tmp_path: Path) -> None:
     assert ready(torch.ones(1, 1)).item() < -1
 
 
+def test_a_loss_that_pairs_every_output_with_every_target_is_refused() -> None:
+    """(n, 1) less (n,) is (n, n), and the network would learn the mean of all targets without a word."""
+
+    def crossed(output: Tensor, target: Tensor) -> Tensor:
+        return ((output - target) ** 2).mean()
+
+    def each(output: Tensor, target: Tensor) -> Tensor:
+        return crossed(output.flatten(), target)
+
+    with pytest.raises(CoterieError, match=r"every pair of samples; take the outputs as output\.squeeze\(1\)"):
+        run(method("fedavg", lr=0.1), lines(), linear(1), rounds=1, loss=crossed, engine=ALONE)
+    for right in (each, lambda output, target: each(output[:, 0], target), lambda o, t: each(o, t.unsqueeze(1)[:, 0])):
+        result = run(method("fedavg", lr=0.1), lines(), linear(1), rounds=3, loss=right, engine=ALONE)
+        assert result.score is not None
+        assert result.floor is not None
+        assert result.score < 0.5 * result.floor
+
+
 def test_a_model_that_is_right_already_is_kept() -> None:
     """The weights are exact, so that tuning cannot help: every client keeps its model, bit for bit."""
     population = rows(([1.0, 2.0, 3.0], [2, 4, 6]), ([4.0, 5.0], [8, 10]))
@@ -261,3 +281,15 @@ def test_token_ids_reach_the_embedding_wherever_models_are_judged() -> None:
     for name in ("fedavg", "auto"):
         result = run(method(name, lr=0.1, epochs=1), tokens, Bag, rounds=2, engine=ALONE)
         assert result.finetuned_score is not None
+
+
+def test_a_metric_of_ones_own_says_which_way_it_is_taken() -> None:
+    """A function alone does not say whether less of it is better, so the run does."""
+    said: list[str] = []
+
+    def largest_error(prediction: Tensor, target: Tensor) -> float:
+        return float((prediction - target).abs().max())
+
+    for metric, times in ((largest_error, 1), (Metric("largest", largest_error, lower_is_better=True), 1)):
+        run(method("fedavg", lr=0.1), lines(), linear(1), rounds=1, metric=metric, view=NotesOnly(said.append), engine=ALONE)
+        assert sum("more is taken as better" in text for text in said) == times

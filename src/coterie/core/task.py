@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from coterie.core import user_code
 from coterie.core.compiled import BACKENDS, Compiled, Refusal
 from coterie.core.devices import CPU
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.losses import LOSSES, LossChoice, LossFn, LossName
 from coterie.core.metrics import METRICS, Metric, MetricFn, chosen_metric
 from coterie.core.rng import key64
 from coterie.core.rows import RowMath
@@ -28,17 +28,7 @@ from coterie.core.samples import Normalise, Population, Samples, kind_of, target
 from coterie.core.states import State
 from coterie.core.targets import TASKS, TargetScale, TaskKind, TaskName
 
-LossName = Literal["cross_entropy", "bce", "mse", "reconstruction"]
-LossChoice = Literal["auto", "cross_entropy", "bce", "mse", "reconstruction"]
-"""The setting `loss`: a name, or "auto" for that of the task's kind."""
 Precision = Literal["full", "bfloat16"]
-LossFn = Callable[[Tensor, Tensor], Tensor]
-_LOSSES: dict[LossName, LossFn] = {
-    "cross_entropy": F.cross_entropy,
-    "bce": lambda output, target: F.binary_cross_entropy_with_logits(output, target.reshape(output.shape)),
-    "mse": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
-    "reconstruction": lambda output, target: F.mse_loss(output, target.reshape(output.shape)),
-}
 DRAWING = threading.RLock()
 """Held while a network is built, tried or traced: all threads share torch's generator, which layers draw from, and the
 calls of modules, which torch.fx replaces while it traces."""
@@ -258,7 +248,7 @@ class Task:
         """The mean loss over a batch."""
         # a loss is a sum over the batch: in full precision, also of outputs that are not
         output = output if self.precision == "full" else output.to(self.dtype)
-        return user_code.loss_of(_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss, output, target)
+        return user_code.loss_of(LOSSES[self.loss] if isinstance(self.loss, str) else self.loss, output, target)
 
     def _build(self) -> nn.Module:
         with DRAWING:
@@ -307,7 +297,10 @@ class Task:
         if len(sample):
             inputs = self.inputs(sample.x)
             trained = [weight for weight in module.parameters() if weight.requires_grad]
-            loss = self.loss_of(output, self.targets(sample, inputs))
+            target = self.targets(sample, inputs)
+            loss = self.loss_of(output, target)
+            if not isinstance(self.loss, str) and output.shape == (*target.shape, 1):
+                user_code.check_shapes(self.loss, target.dtype)
             user_code.gradients(loss, trained, inputs)
 
 

@@ -150,6 +150,23 @@ def check_loss(loss: Any, known: Collection[str]) -> None:
         )
 
 
+def check_shapes(function: Callable[[Tensor, Tensor], Tensor], targets: torch.dtype) -> None:
+    """Refuse a loss in which outputs [n, 1] and targets [n] become [n, n]: it would learn the mean of all targets.
+
+    Outputs 0 and 1 and targets 0 and 1: what compares sample by sample gives the same for outputs of both shapes.
+    """
+    output, target = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]).to(targets)
+    try:
+        crossed, each = (function(shaped.requires_grad_(), target) for shaped in (output, output.detach().squeeze(1)))
+    except Exception:  # it wants outputs of one shape alone, so it knows what it does with them
+        return
+    if not torch.allclose(crossed, each):
+        raise CoterieError(
+            "The loss compares outputs of shape [n, 1] with targets of shape [n], which gives every pair of samples; "
+            "take the outputs as output.squeeze(1) there."
+        )
+
+
 def gradients(loss: Tensor, weights: Sequence[Tensor], given: Tensor) -> Sequence[Tensor | None]:
     """The gradient of the loss; a forward that works in place may fail only now."""
     try:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from coterie.core.compiled import Compiled, InputGradients, Refusal
+from coterie.core.losses import LossFn, LossName
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import Normalise, Samples
 from coterie.core.states import Stack, count
-from coterie.core.task import LossFn, LossName, Task
+from coterie.core.task import Task
 from coterie.kernel.net import Net, Routing
 from coterie.kernel.noise import masks
 from coterie.kernel.rows import KernelRows

@@ -12,10 +12,10 @@ from rich.console import Console
 from torch import nn
 
 from coterie.core.files import write_whole, writing
+from coterie.core.losses import LossChoice, LossFn
 from coterie.core.notes import Note, silent
 from coterie.core.samples import Population
 from coterie.core.targets import TaskName
-from coterie.core.task import LossChoice, LossFn
 from coterie.core.terminal import harmless
 from coterie.report.fitted import FILE_WIDTH, fitted_table
 from coterie.report.formatting import duration, human_bytes, plural

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from coterie.core.losses import LossChoice, LossFn
 from coterie.core.metrics import Metric, MetricFn
 from coterie.core.quorum import LateRule
 from coterie.core.samples import Population
 from coterie.core.targets import TaskName
-from coterie.core.task import LossChoice, LossFn
 from coterie.methods import Method
 from coterie.methods.base import RoundMethod
 from coterie.report.observers import ReportWriter

@@ -12,10 +12,11 @@ from torch import nn
 
 from coterie.core import devices
 from coterie.core.errors import CoterieError
-from coterie.core.metrics import Metric, MetricFn
+from coterie.core.losses import LossChoice, LossFn
+from coterie.core.metrics import METRICS, Metric, MetricFn
 from coterie.core.samples import Population
 from coterie.core.settings import changed_fields, to_toml
-from coterie.core.task import LossChoice, LossFn, Task
+from coterie.core.task import Task
 from coterie.data.describe import remarks
 from coterie.data.schema import SCHEMA_FILE, schema_of
 from coterie.methods import Method, chosen_method
@@ -65,6 +66,11 @@ def simulate(
     task = dataclasses.replace(task, use_kernel=engine.kernel, device=device, precision=engine.precision)
     for remark in remarks(population) if is_own(population) else ():
         views.note(remark)
+    if task.primary.name not in METRICS and not task.primary.lower_is_better:
+        views.note(
+            f"{task.primary.name}: more is taken as better; where less is, give coterie.Metric(name, function, "
+            "lower_is_better=True)"
+        )
     check_quorum(method, options)
     if isinstance(method, LocalTraining):
         method.check_classes(task)

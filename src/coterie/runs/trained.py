@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.errors import CoterieError, unknown
+from coterie.core.losses import LossChoice, LossFn
 from coterie.core.samples import ClientData, ClientId
 from coterie.core.settings import from_settings
 from coterie.core.states import count
 from coterie.core.targets import TaskKind
-from coterie.core.task import LossChoice, LossFn, Task, chosen_kind
+from coterie.core.task import Task, chosen_kind
 from coterie.data import SCENARIOS
 from coterie.data.new_samples import new_inputs, new_samples
 from coterie.data.own import OwnPopulation

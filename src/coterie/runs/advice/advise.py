@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from coterie.core.errors import CoterieError
+from coterie.core.losses import LossChoice, LossFn
 from coterie.core.notes import Note, silent
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId, Population
-from coterie.core.task import LossChoice, LossFn, Task
+from coterie.core.task import Task
 from coterie.data.schema import Schema
 from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
