@@ -21,21 +21,15 @@ from coterie.cli.options import (
     AlphaOption,
     ClientColumnOption,
     ClientsOption,
-    ConfigOption,
     DataOption,
     GroupsOption,
     ImageOption,
-    LossOption,
-    MetricOption,
-    ModelOption,
     OutOption,
     RootOption,
-    RoundsOption,
+    RunOptions,
     SamplesOption,
-    ScenarioOption,
-    SetOption,
     TargetOption,
-    WorkersOption,
+    with_run_options,
 )
 from coterie.cli.options import (
     folder as given_folder,
@@ -85,26 +79,12 @@ def list_(
 
 
 @app.command()
+@with_run_options
 def run(
     method: Annotated[str | None, typer.Argument(help="a name of `coterie list methods`")] = None,
-    scenario: ScenarioOption = None,
-    data: DataOption = None,
-    client_column: ClientColumnOption = None,
-    target_column: TargetOption = None,
-    root: RootOption = None,
-    model: ModelOption = None,
-    loss: LossOption = None,
-    metric: MetricOption = None,
-    rounds: RoundsOption = None,
+    *,
+    options: RunOptions,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
-    clients: ClientsOption = None,
-    samples: SamplesOption = None,
-    groups: GroupsOption = None,
-    alpha: AlphaOption = None,
-    image_size: ImageOption = None,
-    workers: WorkersOption = None,
-    assignments: SetOption = None,
-    config: ConfigOption = None,
     out: OutOption = None,
 ) -> None:
     """Run one method and write its folder: metrics, models, checkpoint, report."""
@@ -112,13 +92,7 @@ def run(
     from coterie.runs.config import from_tables
     from coterie.runs.experiment import execute
 
-    tables = cli_runs.tables_of(
-        config, method, assignments,
-        scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root, model=model,
-        loss=loss, metric=metric, rounds=rounds, seed=seed, clients=clients, samples=samples, groups=groups,
-        alpha=alpha, image_size=image_size, workers=workers,
-    )  # fmt: skip
-    settings = from_tables(tables)
+    settings = from_tables(options.tables(method, seed=seed))
     folder = out or Path("runs") / f"{settings.label}-{cli_runs.subject(settings)}-seed{settings.seed}"
     with cli_runs.watched(settings, folder, settings.track) as view:
         execute(settings, folder, view=view)
@@ -144,26 +118,12 @@ def resume(
 
 
 @app.command()
+@with_run_options
 def compare(
     methods: Annotated[list[str], typer.Argument(help="two or more names of `coterie list methods`")],
-    scenario: ScenarioOption = None,
-    data: DataOption = None,
-    client_column: ClientColumnOption = None,
-    target_column: TargetOption = None,
-    root: RootOption = None,
-    model: ModelOption = None,
-    loss: LossOption = None,
-    metric: MetricOption = None,
-    rounds: RoundsOption = None,
+    *,
+    options: RunOptions,
     seeds: Annotated[str, typer.Option("--seeds", help="seeds, such as 0,1,2")] = "0",
-    clients: ClientsOption = None,
-    samples: SamplesOption = None,
-    groups: GroupsOption = None,
-    alpha: AlphaOption = None,
-    image_size: ImageOption = None,
-    workers: WorkersOption = None,
-    assignments: SetOption = None,
-    config: ConfigOption = None,
     target: Annotated[
         float | None, typer.Option("--target", help="accuracy to reach: reports bytes and rounds")
     ] = None,
@@ -178,51 +138,27 @@ def compare(
     from coterie.runs.config import from_tables
 
     numbers = cli_runs.numbers(seeds)
-    configs = []
-    for method in dict.fromkeys(methods):
-        tables = cli_runs.tables_of(
-            config, method, cli_runs.fitting(method, methods, assignments or []),
-            scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root,
-            model=model, loss=loss, metric=metric, rounds=rounds, clients=clients, samples=samples, groups=groups,
-            alpha=alpha, image_size=image_size, workers=workers,
-        )  # fmt: skip
-        configs.append(from_tables(tables))
+    given = options.assignments or []
+    configs = [
+        from_tables(options.tables(method, cli_runs.fitting(method, methods, given)))
+        for method in dict.fromkeys(methods)
+    ]
     folder = out or Path("runs") / f"compare-{cli_runs.subject(configs[0])}"
     cli_runs.compare(configs, numbers, folder, target)
 
 
 @app.command()
+@with_run_options
 def advise(
-    scenario: ScenarioOption = None,
-    data: DataOption = None,
-    client_column: ClientColumnOption = None,
-    target_column: TargetOption = None,
-    root: RootOption = None,
-    model: ModelOption = None,
-    loss: LossOption = None,
-    metric: MetricOption = None,
+    *,
+    options: RunOptions,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
-    clients: ClientsOption = None,
-    samples: SamplesOption = None,
-    groups: GroupsOption = None,
-    alpha: AlphaOption = None,
-    image_size: ImageOption = None,
-    workers: WorkersOption = None,
-    assignments: SetOption = None,
-    config: ConfigOption = None,
     out: OutOption = None,
 ) -> None:
     """Say whether there are groups among the clients, who gains by what, and which command to run."""
-    from coterie.cli import runs as cli_runs
     from coterie.cli.advise import advise_on
 
-    tables = cli_runs.tables_of(
-        config, "auto", assignments,
-        scenario=scenario, data=data, client_column=client_column, target_column=target_column, root=root, model=model,
-        loss=loss, metric=metric, seed=seed, clients=clients, samples=samples, groups=groups, alpha=alpha,
-        image_size=image_size, workers=workers,
-    )  # fmt: skip
-    advise_on(tables, out)
+    advise_on(options.tables("auto", seed=seed), out)
 
 
 @app.command()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -60,3 +64,54 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file
 OutOption = Annotated[
     Path | None, typer.Option("--out", parser=folder, metavar="PATH", help="folder of the run (default: runs/...)")
 ]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What run, compare and advise are told in the same words: whose data, what is learnt, and how."""
+
+    scenario: ScenarioOption = None
+    data: DataOption = None
+    client_column: ClientColumnOption = None
+    target_column: TargetOption = None
+    root: RootOption = None
+    model: ModelOption = None
+    loss: LossOption = None
+    metric: MetricOption = None
+    rounds: RoundsOption = None
+    clients: ClientsOption = None
+    samples: SamplesOption = None
+    groups: GroupsOption = None
+    alpha: AlphaOption = None
+    image_size: ImageOption = None
+    workers: WorkersOption = None
+    assignments: SetOption = None
+    config: ConfigOption = None
+
+    def tables(self, method: str | None, assignments: Sequence[str] | None = None, **more: Any) -> dict[str, Any]:
+        """The tables of a run with them; `assignments` go in the place of those that were given."""
+        from coterie.cli.runs import tables_of
+
+        options = {each.name: getattr(self, each.name) for each in fields(self)}
+        config, given = options.pop("config"), options.pop("assignments")
+        return tables_of(config, method, given if assignments is None else assignments, **options, **more)
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `options` is a `RunOptions`: typer sees an option for each of its fields instead."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    hints = get_type_hints(RunOptions, include_extras=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shared = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in hints.items()]
+    before = [each for each in own if each.kind is not keyword]
+    after = [each for each in own if each.kind is keyword and each.name != "options"]
+
+    @wraps(command)
+    def called(*arguments: Any, **given: Any) -> None:
+        options = RunOptions(**{name: given.pop(name) for name in hints})
+        command(*arguments, options=options, **given)
+
+    parameters = [*before, *shared, *after]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
