@@ -18,9 +18,9 @@ from coterie.data.folders import from_file
 from coterie.deploy.boundary import checked
 from coterie.deploy.client import Device
 from coterie.deploy.consent import Consent
+from coterie.deploy.fitting import unlike
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import RunSpec, to_text
-from coterie.deploy.server import unlike
 from coterie.runs.config import from_tables
 from coterie.runs.spec import agree, common_schema, odd_ones
 

@@ -19,9 +19,9 @@ from coterie.data.own import OwnPopulation
 from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import check_name, checked
 from coterie.deploy.client import Device
+from coterie.deploy.fitting import unlike
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import RunSpec, to_text
-from coterie.deploy.server import unlike
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.federation import PeerFederation
