@@ -291,5 +291,13 @@ def test_a_metric_of_ones_own_says_which_way_it_is_taken() -> None:
         return float((prediction - target).abs().max())
 
     for metric, times in ((largest_error, 1), (Metric("largest", largest_error, lower_is_better=True), 1)):
-        run(method("fedavg", lr=0.1), lines(), linear(1), rounds=1, metric=metric, view=NotesOnly(said.append), engine=ALONE)
+        run(
+            method("fedavg", lr=0.1),
+            lines(),
+            linear(1),
+            rounds=1,
+            metric=metric,
+            view=NotesOnly(said.append),
+            engine=ALONE,
+        )
         assert sum("more is taken as better" in text for text in said) == times
