@@ -93,6 +93,7 @@ def accuracy_histogram(values: Sequence[float | None], measure: Measure | None =
     data: list[Figure] = [{"type": "histogram", "x": _clean(values), "nbinsx": 20, "marker": {"color": colour(0)}}]
     figure = _figure(data, f"{judged.title} on own test data", "clients", hover="closest")
     figure["layout"]["bargap"] = 0.06
+    figure["layout"]["yaxis"] |= axes.whole([0, len(values)])
     if not judged.is_share:
         return figure
     figure["layout"]["xaxis"] |= {"tickformat": _PERCENT}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.core.measures import measure_of, score_of
@@ -46,8 +46,13 @@ def compare_headline(summary: Mapping[str, Any]) -> str:
     ranked = sorted(rivals, key=lambda row: -measure.ahead(mean_score(row) or 0.0, 0.0))
     best = ranked[0]
     reached = measure.spread(mean_score(best), best.get("score_sd", best.get("accuracy_sd")))
-    text = f"{method_title(best['method'])} serves the clients of {scenario} best, with {reached} mean {measure.title}"
-    baseline = next((row for row in ranked[1:] if row["method"] == "fedavg"), None) or next(iter(ranked[1:]), None)
+    alike = [row for row in ranked if measure.text(mean_score(row)) == measure.text(mean_score(best))]
+    verdict = "serves the clients of {} best" if len(alike) == 1 else "serve the clients of {} equally well"
+    text = f"{_named(alike)} {verdict.format(scenario)}, with {reached} mean {measure.title}"
+    others = ranked[len(alike) :]
+    baseline = next((row for row in ranked if row["method"] == "fedavg"), None)
+    if baseline is None or any(row is baseline for row in alike):
+        baseline = next(iter(others), None)
     if baseline is not None:
         ahead = measure.ahead(mean_score(best) or 0.0, mean_score(baseline) or 0.0)
         by = f"{100 * ahead:.1f} points above" if measure.is_share else f"{measure.text(ahead)} better than"
@@ -60,6 +65,14 @@ def compare_headline(summary: Mapping[str, Any]) -> str:
         wanted = percent(target, 0) if measure.is_share else measure.text(target)
         text += f". It reaches {wanted} after {human_bytes(price)}"
     return text + "."
+
+
+def _named(rows: Sequence[Mapping[str, Any]]) -> str:
+    """FedAvg; FedAvg and IFCA; FedAvg, IFCA and 3 other methods."""
+    names = [method_title(row["method"]) for row in rows]
+    if len(names) > 3:
+        names = [*names[:2], f"{len(names) - 2} other methods"]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def mean_score(row: Mapping[str, Any]) -> float | None:
