@@ -60,7 +60,8 @@ def test_compare_headline_names_the_best_the_gain_the_yardstick_and_the_price() 
 def test_methods_that_are_equally_good_are_all_named() -> None:
     rows = [_row("local", 0.7), _row("fedavg", 0.9), _row("ifca", 0.9)]
     assert compare_headline({"scenario": "x", "rows": rows}) == (
-        "FedAvg and IFCA serve the clients of x equally well, with 90.0 % mean accuracy, 20.0 points above Local training."
+        "FedAvg and IFCA serve the clients of x equally well, with 90.0 ± 0.3 % mean accuracy, "
+        "20.0 points above Local training."
     )
     rows = [*rows, _row("cfl", 0.9), _row("panm", 0.9)]
     assert compare_headline({"scenario": "x", "rows": rows}).startswith("FedAvg, IFCA and 2 other methods serve the")
