@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.peer_scripts.networks import CASES, Case
+from benchmarks.training import plain_training
 from coterie.core.compiled import Refusal
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.task import Task
@@ -64,18 +65,7 @@ def plain_loop(case: Case, clients: RandomClients) -> Callable[[], object]:
     ready = [(case.ready(samples.x), samples.y) for samples in data]
 
     def work() -> list[nn.Module]:
-        trained = []
-        for x, y in ready:
-            own = copy.deepcopy(model)
-            optimiser = torch.optim.SGD(own.parameters(), lr=0.01, momentum=0.9)
-            order = torch.randperm(len(y))
-            for start in range(0, len(y), case.batch):
-                picked = order[start : start + case.batch]
-                optimiser.zero_grad()
-                F.cross_entropy(own(x[picked]), y[picked]).backward()
-                optimiser.step()
-            trained.append(own)
-        return trained
+        return [plain_training(model, x, y, case.batch) for x, y in ready]
 
     return work
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -74,6 +74,19 @@ class RandomImages:
         return None
 
 
+def plain_training(model: nn.Module, x: Tensor, y: Tensor, batch: int) -> nn.Module:
+    """One epoch of one client as everyone writes it first: a copy of the model, torch.optim.SGD, slices of a tensor."""
+    own = copy.deepcopy(model)
+    optimiser = torch.optim.SGD(own.parameters(), lr=0.01, momentum=0.9)
+    order = torch.randperm(len(y))
+    for start in range(0, len(y), batch):
+        picked = order[start : start + batch]
+        optimiser.zero_grad()
+        F.cross_entropy(own(x[picked]), y[picked]).backward()
+        optimiser.step()
+    return own
+
+
 def plain_loop(case: Case, population: RandomImages) -> Callable[[], object]:
     """What everyone writes first: a copy of the model per client, torch.optim.SGD, slices of a float tensor."""
     model = build_model(case.model, case.shape, case.classes)
@@ -82,18 +95,7 @@ def plain_loop(case: Case, population: RandomImages) -> Callable[[], object]:
 
     def work() -> list[nn.Module]:
         torch.set_num_threads(1)
-        trained = []
-        for x, y in floats:
-            own = copy.deepcopy(model)
-            optimiser = torch.optim.SGD(own.parameters(), lr=0.01, momentum=0.9)
-            order = torch.randperm(len(y))
-            for start in range(0, len(y), case.batch):
-                picked = order[start : start + case.batch]
-                optimiser.zero_grad()
-                F.cross_entropy(own(x[picked]), y[picked]).backward()
-                optimiser.step()
-            trained.append(own)
-        return trained
+        return [plain_training(model, x, y, case.batch) for x, y in floats]
 
     return work
 

@@ -18,7 +18,7 @@ from coterie.core.terminal import shown
 from .labels import sorted_names
 from .schema import LONGEST_NAME, Column, Missing, Schema
 from .split import training_rows
-from .tables import Table, Values, listed
+from .tables import Table, Values, is_number, listed
 
 MOST_CATEGORIES = 100
 """A text column with more different values is refused: each would be an input of its own."""
@@ -211,12 +211,12 @@ def _learnt(tables: Mapping[ClientId, Table], name: str, how: Reading, seed: int
 
 def _category(tables: Mapping[ClientId, Table], words: Mapping[ClientId, Table], name: str) -> Column:
     texts = [value for table in words.values() for value in table.columns[name] if value is not None]
-    numeric = [text for text in texts if _is_number(text.replace(",", "."))]
+    numeric = [text for text in texts if is_number(text.replace(",", "."))]
     elsewhere = [table for client, table in tables.items() if client not in words and not _empty(table.columns[name])]
     if elsewhere or len(numeric) * 2 >= len(texts):
-        odd = next((text for text in texts if not _is_number(text)), texts[0])
+        odd = next((text for text in texts if not is_number(text)), texts[0])
         where = next(table.where for table in words.values() if odd in table.columns[name])
-        comma = "; write numbers with a decimal point" if "," in odd and _is_number(odd.replace(",", ".")) else ""
+        comma = "; write numbers with a decimal point" if "," in odd and is_number(odd.replace(",", ".")) else ""
         raise CoterieError(
             f"Column {shown(name)} holds numbers, but {where} has {shown(odd, 60)} in it{comma}; correct it, or leave "
             f"the column out with --set scenario.ignore={name}."
@@ -306,11 +306,3 @@ def texts(values: Values) -> Values:
     made = np.empty(len(values), object)
     made[:] = [str(int(v)) if abs(v) < 1e15 and v == round(v) else str(v) for v in values.tolist()]
     return made
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

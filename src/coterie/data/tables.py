@@ -117,7 +117,7 @@ def read_csv(path: Path) -> Table:
     rows = _rows(text, where)
     names = [name.strip() for name in rows[0]]
     _check_names(names, where)
-    if all(_is_number(name) for name in names):
+    if all(is_number(name) for name in names):
         raise CoterieError(f"The first line of {where} holds numbers alone; give the columns names there.")
     if len(rows) == 1:
         raise CoterieError(f"{where} has a line of names and no rows; give it some, or remove it.")
@@ -251,7 +251,8 @@ def _objects(values: Sequence[Any]) -> Values:
     return made
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether Python reads it as a number."""
     try:
         float(text)
     except ValueError:

@@ -162,18 +162,8 @@ class Net:
         models = self._check_models(weights, dtype)
         losses, accuracies = torch.empty(models, dtype=torch.float64), torch.empty(models, dtype=torch.float64)
         data, _kept = self._data(x, y, dtype, mean, std, scale)
-        network, _layers = self._network(self.loss, self._routed(data, dtype, route))
-        call = EvaluateCall(
-            network=network,
-            data=data,
-            weights=weights.data_ptr(),
-            models=models,
-            parameters=self.size,
-            block_bytes=self.block_bytes,
-            mean_losses=losses.data_ptr(),
-            accuracies=accuracies.data_ptr(),
-        )
-        self.library.call("evaluate", dtype, call)
+        mix = self._routed(data, dtype, route)
+        self._evaluate(self.loss, data, mix, weights, mean_losses=losses.data_ptr(), accuracies=accuracies.data_ptr())
         if self.loss == "mse":
             accuracies.fill_(math.nan)
         return losses, accuracies
@@ -239,18 +229,22 @@ class Net:
         models = self._check_models(weights, dtype)
         data, _kept = self._inputs(x, dtype, mean, std, scale)
         out = torch.empty(models, x.shape[0], self.outputs, dtype=dtype)
-        network, _layers = self._network(loss, self._routed(data, dtype, route))
+        self._evaluate(loss, data, self._routed(data, dtype, route), weights, outputs=out.data_ptr())
+        return out
+
+    def _evaluate(self, loss: Loss, data: DataCall, mix: Tensor | None, weights: Tensor, **wanted: int) -> None:
+        """Every model `weights[m]` on all samples; `wanted` are the places for what is asked of them."""
+        network, _layers = self._network(loss, mix)
         call = EvaluateCall(
             network=network,
             data=data,
             weights=weights.data_ptr(),
-            models=models,
+            models=weights.shape[0],
             parameters=self.size,
             block_bytes=self.block_bytes,
-            outputs=out.data_ptr(),
+            **wanted,
         )
-        self.library.call("evaluate", dtype, call)
-        return out
+        self.library.call("evaluate", dtype_of(weights), call)
 
     @cached_property
     def _records(self) -> ctypes.Array[LayerRecord]:
