@@ -7,7 +7,6 @@ COTERIE_PEERS, pfl-research does the same rounds in a process of its own, in tur
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from benchmarks.peer_scripts.networks import CASES, Case
 from benchmarks.training import plain_training
