@@ -82,8 +82,12 @@ def one_weight(weight: float = 0.0) -> nn.Module:
 
 
 def made(name: str, **settings: Any) -> Any:
-    """A method with short local training; with a server or of peers, which only the caller knows."""
-    return METHODS[name](**{**TRAINING, **OVERRIDES.get(name, {}), **settings})
+    """A method with short local training; with a server or of peers, which only the caller knows.
+
+    Models are not fine-tuned for a last look at them, unless this is asked for: it would be a good part of such a run.
+    """
+    tuning = {} if "personalise" in settings else {"finetune_epochs": 0}
+    return METHODS[name](**{**TRAINING, **tuning, **OVERRIDES.get(name, {}), **settings})
 
 
 def driven(name: str, **settings: Any) -> RoundMethod[Any]:
