@@ -289,10 +289,11 @@ def test_bad_settings_are_refused_by_name(key: str, value: float) -> None:
 
 
 def table_of(name: str) -> dict[str, Any]:
-    """A table of papers/fedcg.toml, cut down to one round."""
+    """A table of papers/fedcg.toml, cut down to one round, without fine-tuning."""
     whole: Any = EXPERIMENTS.load()[name].run
     table = copy.deepcopy(dict(whole.args[0]))
     table["base"] |= {"rounds": 1, "engine": {"workers": 1}}
+    table["base"]["settings"]["finetune_epochs"] = 0
     return table
 
 
