@@ -34,7 +34,7 @@ from ..data.tiny import write_writers
 from ..tiny import fingerprint, small_net
 
 ALONE = EngineOptions(workers=1)
-QUICK: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05, "domains": 3, "features": 32, "finetune_epochs": 0}
+QUICK: dict[str, Any] = {"epochs": 1, "batch": 4, "lr": 0.05, "domains": 3, "features": 32, "finetune_epochs": 0}
 
 
 def small_cnn() -> nn.Module:
