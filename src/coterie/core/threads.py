@@ -46,7 +46,7 @@ def one_thread_everywhere() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def _libraries(modules: int) -> ThreadpoolController:
+def _libraries(modules: int) -> ThreadpoolController:  # noqa: ARG001 - what is kept is of so many modules
     """The loaded libraries that have threads; looking for them takes milliseconds, and importing is what adds some."""
     return ThreadpoolController()
 
