@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# the tests start some hundred processes, and each would compile the package again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint unit deploy bench docs clean
 
 demo: $(VENV)/installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,13 @@ def test_groups_are_found_named_and_judged(coterie: Command, tmp_path: Path) -> 
     assert "coterie run auto" in page
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half as many rounds as a trial has."""
+    monkeypatch.setattr(import_module("coterie.runs.advice.advise"), "_ROUNDS", (5, 10))
+
+
+@pytest.mark.usefixtures("short")
 def test_no_groups_no_auto() -> None:
     population = package.build("rotated-digits", seed=1, clients=12, groups=1)
     model = package.build_model("digits-mlp", population.shape, population.classes)
@@ -49,6 +57,7 @@ def test_no_groups_no_auto() -> None:
     assert "Inputs" not in advice.apart
 
 
+@pytest.mark.usefixtures("short")
 def test_regression_is_judged_by_its_own_metric(capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the clients have the opposite slope: together they learn nothing, in their groups all of it."""
     g = np.random.default_rng(0)

@@ -45,6 +45,12 @@ def test_the_auroc_by_hand() -> None:
     assert value("auroc", np.stack([1 - p, p], 1), [1, 1, 0, 0]) == pytest.approx(2.5 / 4)
 
 
+def test_scores_that_are_no_numbers_leave_an_auroc_between_0_and_1() -> None:
+    """They count as larger than all numbers and equal to each other: 1 of 2 pairs is won and 1 is tied."""
+    p = np.array([math.nan, 0.4, math.nan])
+    assert value("auroc", np.stack([1 - p, p], 1), [1, 0, 0]) == pytest.approx(1.5 / 2)
+
+
 def test_the_calibration_error_by_hand() -> None:
     """Of 15 bins, .9 is in (13/15, 14/15] and .6 in (8/15, 9/15].
 

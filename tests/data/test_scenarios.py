@@ -334,5 +334,6 @@ def test_real_data_with_the_defaults(real: Path, name: str) -> None:
     assert len(population.ids) == (scenario.clients or 200)
     assert data.train.x.shape[1:] == population.shape
     assert int(data.train.y.max()) < population.classes
+    assert len(data.test) > 0
     if scenario.samples:
         assert (len(data.train), len(data.test)) == (scenario.samples, scenario.test_samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from experiments.figures_embedding import _ratio
 from experiments.figures_embedding_drift import _FreshHalf
 from experiments.figures_embedding_ladd import _lines
@@ -11,10 +12,13 @@ from experiments.figures_embedding_ladd import _lines
 from coterie.data import build
 from coterie.data.population import LazyPopulation
 from coterie.runs.config import ScenarioConfig
-from experiments import EXPERIMENTS
+from experiments import EXPERIMENTS, figures_embedding
 
 
-def test_the_digits_against_flips_and_a_second_call_that_only_reads(tmp_path: Path) -> None:
+def test_the_digits_against_flips_and_a_second_call_that_only_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures_embedding, "_FLIPS", (0.05, 0.1))
     said: list[str] = []
     text = EXPERIMENTS.load()["embedding-digits"].run(tmp_path, (0,), said.append)
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 5% ")]

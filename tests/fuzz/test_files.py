@@ -8,7 +8,7 @@ from . import file_doors
 from .test_messages import drive, place
 
 __all__ = ["place"]
-CASES = 400
+CASES = 200
 
 
 def test_files(place: Path) -> None:

@@ -42,7 +42,8 @@ def simulate(name: str) -> Result:
     """The recorded run of a method."""
     engine = EngineOptions(workers=1)
     whole = {"encoder_rounds": 10, "encoder_steps": 60} if name == "embedding" else {}
-    return run(made(name, **whole), tiny_digits(), small_net, rounds=3, seed=21, dtype=torch.float64, engine=engine)
+    method = made(name, finetune_epochs=5, **whole)
+    return run(method, tiny_digits(), small_net, rounds=3, seed=21, dtype=torch.float64, engine=engine)
 
 
 def summary(result: Result) -> dict[str, Any]:

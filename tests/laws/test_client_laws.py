@@ -26,14 +26,15 @@ from coterie.methods import METHODS
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 
-from ..tiny import driven, made, only, small_net
+from ..tiny import driven, made, only, six_digits, small_net
 
 EVERY = sorted(METHODS)
+ONE = EngineOptions(workers=1)
 
 
 def losses_by_client(name: str, population: OwnPopulation) -> dict[str, float]:
     """Two rounds, then every client's own loss with the model it would use."""
-    method = driven(name)
+    method = driven(name, epochs=1)
     task = Task(small_net, population.shape, population.classes, population.normalise, dtype=torch.float64)
     fed = Simulator(method, method.task(task), population, seed=2, options=EngineOptions(workers=1))
     state = method.init(fed)
@@ -47,21 +48,23 @@ def losses_by_client(name: str, population: OwnPopulation) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_permuting_the_clients_permutes_the_results(name: str, digits: OwnPopulation) -> None:
-    order = ["c5", "c2", "c8", "c0", "c7", "c4", "c1", "c6", "c3"]
-    assert losses_by_client(name, only(digits, order)) == pytest.approx(losses_by_client(name, digits), abs=1e-9)
+def test_permuting_the_clients_permutes_the_results(name: str) -> None:
+    six = six_digits()
+    order = ["c5", "c2", "c0", "c4", "c1", "c3"]
+    assert losses_by_client(name, only(six, order)) == pytest.approx(losses_by_client(name, six), abs=1e-9)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_clusters_partition_the_clients(name: str, digits: OwnPopulation) -> None:
+def test_clusters_partition_the_clients(name: str) -> None:
     """One cluster for each client, numbered from 0 as counted; with three and more clusters too, and under losses."""
+    six = six_digits()
     for faults in (Faults(), Faults(dropout=0.3)):
-        result = run(made(name), digits, small_net, rounds=3, seed=4, faults=faults)
-        assert result.client_ids == list(digits.ids)
+        result = run(made(name, epochs=1), six, small_net, rounds=2, seed=4, faults=faults, engine=ONE)
+        assert result.client_ids == list(six.ids)
         if result.clusters is None:
             assert result.n_clusters is None
             continue
-        assert len(result.clusters) == len(digits.ids)
+        assert len(result.clusters) == len(six.ids)
         known = {cluster for cluster in result.clusters if cluster >= 0}
         assert known
         assert result.n_clusters == len(known)
@@ -134,9 +137,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 @pytest.mark.parametrize("name", EVERY)
 def test_the_ledger_is_what_was_encoded_and_sent(name: str, digits: OwnPopulation, recorder: Recorder) -> None:
     faults = Faults(dropout=0.2, nan=0.1, huge=0.1)
-    result = run(
-        made(name), digits, small_net, rounds=2, seed=3, faults=faults, engine=EngineOptions(workers=1, lanes=4)
-    )
+    method, engine = made(name, epochs=1, finetune_epochs=1), EngineOptions(workers=1, lanes=4)
+    result = run(method, digits, small_net, rounds=2, seed=3, faults=faults, engine=engine)
     assert result.bytes_down == recorder.down["train"]
     assert result.bytes_up == recorder.up["train"]
     assert result.bytes_evaluation == recorder.down["evaluation"] + recorder.up["evaluation"]
@@ -164,9 +166,9 @@ def test_a_round_without_a_valid_reply_keeps_the_state(name: str, digits: OwnPop
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_states_survive_the_wire(name: str, digits: OwnPopulation) -> None:
+def test_states_survive_the_wire(name: str) -> None:
     """The state is the checkpoint: encoded and decoded by its declared type it is the same."""
-    result = run(made(name), digits, small_net, rounds=2, seed=6)
+    result = run(made(name, epochs=1), six_digits(), small_net, rounds=2, seed=6, engine=ONE)
     data = wire.encode(result.state)
     again = wire.decode(data, driven(name).state_type)
     assert wire.encode(again) == data

@@ -16,7 +16,7 @@ from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
 from coterie.simulation.simulator import EngineOptions
 
-from ..tiny import batchnorm_net, cohort, driven, fingerprint, largest_gap, made, only, small_net
+from ..tiny import batchnorm_net, cohort, driven, fingerprint, largest_gap, made, only, six_digits, small_net
 
 EVERY = sorted(METHODS)
 TORCH_ALONE = ("apfl", "fedrep")
@@ -24,44 +24,33 @@ TORCH_ALONE = ("apfl", "fedrep")
 
 
 def play(name: str, population: OwnPopulation, net: Any = small_net, **options: Any) -> Result:
+    """Two short rounds; the models are fine-tuned at the end, for one epoch instead of five."""
     dtype = options.pop("dtype", torch.float32)
-    return run(made(name), population, net, rounds=2, seed=1, dtype=dtype, engine=EngineOptions(**options))
+    method = made(name, epochs=1, finetune_epochs=1)
+    return run(method, population, net, rounds=2, seed=1, dtype=dtype, engine=EngineOptions(**options))
+
+
+@pytest.fixture
+def six() -> OwnPopulation:
+    return six_digits()
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_lanes_and_threads_change_nothing_in_the_kernel(name: str, digits: OwnPopulation) -> None:
-    alone = play(name, digits, lanes=1, workers=1)
+def test_lanes_and_threads_change_nothing_in_the_kernel(name: str, six: OwnPopulation) -> None:
+    alone = play(name, six, lanes=1, workers=1)
     assert alone.engine.startswith("compiled kernel") or type(driven(name)).task is not RoundMethod.task
-    for lanes, workers in ((1, 2), (3, 2), (len(digits.ids), 1)):
-        other = play(name, digits, lanes=lanes, workers=workers)
+    for lanes, workers in ((2, 2), (len(six.ids), 1)):
+        other = play(name, six, lanes=lanes, workers=workers)
         assert fingerprint(other) == fingerprint(alone), (lanes, workers)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_lanes_and_processes_change_nothing_in_torch(name: str, digits: OwnPopulation) -> None:
-    alone = play(name, digits, lanes=1, workers=1, kernel=False)
+def test_lanes_and_processes_change_nothing_in_torch(name: str, six: OwnPopulation) -> None:
+    """With BatchNorm: its statistics are in the saved models too, and have moved."""
+    alone = play(name, six, batchnorm_net, lanes=1, workers=1)
     assert "torch, 1 thread" in alone.engine
-    shared = play(name, digits, lanes=3, workers=2, kernel=False)
+    shared = play(name, six, batchnorm_net, lanes=2, workers=2)
     assert "torch, 2 processes" in shared.engine
-    assert fingerprint(shared) == fingerprint(alone)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_kernel_and_torch_agree_in_float64(name: str, digits: OwnPopulation) -> None:
-    compiled = play(name, digits, dtype=torch.float64, workers=1)
-    plain = play(name, digits, dtype=torch.float64, workers=1, kernel=False)
-    assert compiled.engine != plain.engine or name in TORCH_ALONE
-    assert compiled.clusters == plain.clusters
-    assert compiled.models.keys() == plain.models.keys()
-    for model in compiled.models:
-        assert largest_gap(compiled.models[model], plain.models[model]) < 1e-9
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_buffers_travel_with_the_model_on_every_path(name: str, digits: OwnPopulation) -> None:
-    """BatchNorm's statistics are in the saved models and have moved, and processes change nothing."""
-    alone = play(name, digits, batchnorm_net, workers=1)
-    shared = play(name, digits, batchnorm_net, workers=2, lanes=2)
     assert fingerprint(shared) == fingerprint(alone)
     entries = [{entry.rsplit(".", 1)[-1]: tensor for entry, tensor in model.items()} for model in alone.models.values()]
     known = [buffers for buffers in entries if {"running_mean", "running_var", "num_batches_tracked"} <= buffers.keys()]
@@ -69,6 +58,17 @@ def test_buffers_travel_with_the_model_on_every_path(name: str, digits: OwnPopul
     assert len(known) == len(entries) > 0 or type(driven(name)).task is not RoundMethod.task
     moved = sum(float(buffers["running_mean"].abs().sum()) for buffers in known)
     assert moved > 0
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_kernel_and_torch_agree_in_float64(name: str, six: OwnPopulation) -> None:
+    compiled = play(name, six, dtype=torch.float64, workers=1)
+    plain = play(name, six, dtype=torch.float64, workers=1, kernel=False)
+    assert compiled.engine != plain.engine or name in TORCH_ALONE
+    assert compiled.clusters == plain.clusters
+    assert compiled.models.keys() == plain.models.keys()
+    for model in compiled.models:
+        assert largest_gap(compiled.models[model], plain.models[model]) < 1e-9
 
 
 @pytest.mark.parametrize("use_kernel", [True, False])

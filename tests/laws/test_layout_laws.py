@@ -112,8 +112,9 @@ def test_states_messages_and_memories_lie_as_their_encoding_gives_them(
 
     monkeypatch.setattr(import_module("coterie.runs.simulate"), "Simulator", Remembering)
     faults = Faults(joins=((1, 2.0),), nan=0.1)
-    result = run(made(name), digits, small_net, rounds=3, seed=7, faults=faults, engine=EngineOptions(workers=1))
-    assert watch.seen["state"] == 3
+    method = made(name, epochs=1)
+    result = run(method, digits, small_net, rounds=2, seed=7, faults=faults, engine=EngineOptions(workers=1))
+    assert watch.seen["state"] == 2
     assert watch.seen["message"] > 0
     assert_as_decoded(result.state, driven(name).state_type)
     for memory in held.values():
@@ -125,7 +126,8 @@ def test_devices_open_messages_that_lie_as_the_simulators_do(
     name: str, digits: OwnPopulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     watch = Watch(monkeypatch, name)
-    RoundLoop(made(name), federation(made(name), digits, Here(devices(digits, tmp_path))), RunOptions(rounds=2)).run()
+    method = made(name, epochs=1)
+    RoundLoop(method, federation(method, digits, Here(devices(digits, tmp_path))), RunOptions(rounds=2)).run()
     assert watch.seen["state"] == 2
     assert watch.seen["message"] > 0
 

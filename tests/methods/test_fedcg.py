@@ -34,7 +34,7 @@ from ..data.tiny import write_writers
 from ..tiny import fingerprint, small_net
 
 ALONE = EngineOptions(workers=1)
-QUICK: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05, "domains": 3, "features": 32}
+QUICK: dict[str, Any] = {"epochs": 1, "batch": 4, "lr": 0.05, "domains": 3, "features": 32, "finetune_epochs": 0}
 
 
 def small_cnn() -> nn.Module:
@@ -134,7 +134,7 @@ def test_domain_specific_models_are_oracles(kernel: bool, digits: OwnPopulation)
     With the other reading (`averaging = "clients"`) each is mixed with copies that nobody has trained.
     """
     options = EngineOptions(workers=1, kernel=kernel)
-    training: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05, "fraction": 5}
+    training: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05, "fraction": 5, "finetune_epochs": 0}
     oracle = run(Oracle(**training), digits, small_cnn, rounds=4, seed=1, engine=options)
     alone = {"find": "oracle", "domains": 3, "graph": "eye", "w": "none", "sigma": "none", "layers": "all"}
 
@@ -289,10 +289,11 @@ def test_bad_settings_are_refused_by_name(key: str, value: float) -> None:
 
 
 def table_of(name: str) -> dict[str, Any]:
-    """A table of papers/fedcg.toml, cut down to one round."""
+    """A table of papers/fedcg.toml, cut down to one round, without fine-tuning."""
     whole: Any = EXPERIMENTS.load()[name].run
     table = copy.deepcopy(dict(whole.args[0]))
     table["base"] |= {"rounds": 1, "engine": {"workers": 1}}
+    table["base"]["settings"]["finetune_epochs"] = 0
     return table
 
 

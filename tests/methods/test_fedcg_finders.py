@@ -30,7 +30,7 @@ from tests.methods.test_equipartition import per_client
 from ..tiny import cohort
 
 ALONE = EngineOptions(workers=1)
-QUICK: dict[str, Any] = {"epochs": 1, "batch": 16, "lr": 0.1, "momentum": 0.0}
+QUICK: dict[str, Any] = {"epochs": 1, "batch": 16, "lr": 0.1, "momentum": 0.0, "finetune_epochs": 0}
 
 
 def on_digits(seed: int, **settings: Any) -> Result:

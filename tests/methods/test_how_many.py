@@ -31,6 +31,7 @@ from ..tiny import Rows, StopAt, fingerprint
 
 ASKING = sorted(name for name, kind in METHODS.items() if issubclass(kind, Counted))
 _ONE = EngineOptions(workers=1)
+TRAINING: dict[str, Any] = {"epochs": 5, "batch": 8, "lr": 0.1, "finetune_epochs": 0}
 
 
 def net() -> nn.Module:
@@ -51,7 +52,7 @@ def asking(name: str, **settings: Any) -> Any:
     kind = METHODS[name]
     assert issubclass(kind, Counted)
     short = {"steps": 10, "warm_steps": 2, "per_class": 2} if name == "md-icfl" else {}
-    return kind(**{"epochs": 5, "batch": 8, "lr": 0.1, kind.counts: "auto", **short, **settings})
+    return kind(**{**TRAINING, kind.counts: "auto", **short, **settings})
 
 
 def play(name: str, groups: int, rounds: int = 9, shift: str = "rotation", **how: Any) -> Result:
@@ -93,12 +94,18 @@ def test_orders_name_the_phase_and_the_number() -> None:
             client_function(method, strange)
 
 
+@lru_cache
+def of_two_groups(name: str) -> tuple[Result, list[str]]:
+    """A run that nobody stops, and what it says."""
+    watch = Rows()
+    return play(name, 2, view=watch, engine=EngineOptions(workers=2)), watch.notes
+
+
 @pytest.mark.parametrize("name", ASKING)
 def test_two_groups_are_counted(name: str) -> None:
     """Found in round 3; the number is known when nothing more has come for some visits of everybody."""
-    watch = Rows()
-    result = play(name, 2, view=watch)
-    known = next(note for note in watch.notes if note.startswith(f"{name}, round"))
+    result, notes = of_two_groups(name)
+    known = next(note for note in notes if note.startswith(f"{name}, round"))
     assert f"{asking(name).counts} = 2, where" in known
     assert AFTER < int(known.split("round ")[1].split(":")[0]) < 9
     assert result.ari == 1.0
@@ -109,21 +116,27 @@ def test_two_groups_are_counted(name: str) -> None:
 def test_one_group_is_one_and_nothing_is_lost(name: str) -> None:
     """The rounds after the number is known are FedAvg's own (FedCG trains residuals beside)."""
     result = play(name, 1)
-    plain = run(METHODS["fedavg"](epochs=5, batch=8, lr=0.1), clients(1), net, rounds=9, seed=2, engine=_ONE)
+    plain = fedavg_of_one_group()
     assert result.state.number == 1
     assert result.accuracy >= plain.accuracy - 0.02
     if name in ("fedsem", "ifca", "md-icfl"):  # one group's models are FedAvg's from then on
         assert result.bytes_down + result.bytes_up < 1.1 * (plain.bytes_down + plain.bytes_up)
 
 
+@lru_cache(maxsize=1)
+def fedavg_of_one_group() -> Result:
+    return run(METHODS["fedavg"](**TRAINING), clients(1), net, rounds=9, seed=2, evaluate_every=100, engine=_ONE)
+
+
 def test_one_group_is_known_after_as_many_visits_as_are_said() -> None:
-    assert play("fedsem", 1, FIRST - 1).state.number == OPEN
-    assert play("fedsem", 1, FIRST).state.number == 1
+    watch = Rows()
+    assert play("fedsem", 1, FIRST, view=watch).state.number == 1
+    assert any(note.startswith(f"fedsem, round {FIRST}: k = 1") for note in watch.notes)
 
 
 @pytest.mark.parametrize(("name", "stop"), [("ifca", 2), ("ifca", 7), ("fedcg", 7)])
 def test_resumed_in_either_phase(name: str, stop: int, tmp_path: Path) -> None:
-    whole = play(name, 2, engine=EngineOptions(workers=2))
+    whole, _ = of_two_groups(name)
     with pytest.raises(Interrupted):
         play(name, 2, out=tmp_path / "run", view=StopAt(stop), checkpoint_seconds=1e9)
     resumed = play(name, 2, out=tmp_path / "run", resume=True)
@@ -133,7 +146,7 @@ def test_resumed_in_either_phase(name: str, stop: int, tmp_path: Path) -> None:
 def test_fedcg_sees_swapped_labels_where_it_asks() -> None:
     """Inputs are the same in both groups, so features show one domain; the groups that were asked for are taken."""
     asked = play("fedcg", 2, shift="swap")
-    told = run(FedCG(domains=2, epochs=5, batch=8, lr=0.1), clients(2, "swap"), net, rounds=9, seed=2, engine=_ONE)
+    told = run(FedCG(domains=2, **TRAINING), clients(2, "swap"), net, rounds=9, seed=2, engine=_ONE)
     assert asked.ari == 1.0
     assert not asked.state.own.student
     assert asked.accuracy > told.accuracy + 0.05

@@ -123,7 +123,15 @@ def test_groups_are_believed_once_enough_rounds_agree(digits: OwnPopulation) -> 
     def seeding(**settings: Any) -> list[bool]:
         """After each of seven rounds, whether the seeding still goes on."""
         method = md(patience=99, **settings)
-        return [run(method, digits, small_net, rounds=n).state.seeds is not None for n in range(1, 8)]
+        fed = Simulator(method, method.task(Task.of(small_net, digits)), digits, seed=0)
+        state, goes_on = method.init(fed), []
+        for number in range(7):
+            fed.round = number
+            state, _ = method.step(state, fed)
+            fed.commit()
+            goes_on.append(state.seeds is not None)
+        fed.close()
+        return goes_on
 
     assert seeding(agree=1) == [False] * 7
     two, three = seeding(agree=2).index(False), seeding(agree=3).index(False)

@@ -72,7 +72,7 @@ def test_groups_are_found_where_clients_lack_half_of_the_classes() -> None:
 
 
 def test_one_group_is_one_group() -> None:
-    bits, said, _ = clients(1)
+    bits, said, _ = clients(1, number=20)
     assert choose(bits, CLASSES, "mixture", held=presence(said, np.full(len(bits), 0.1))).clusters == 1
     assert choose(bits, CLASSES, "mixture").clusters == 1
 

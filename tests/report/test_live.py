@@ -239,7 +239,7 @@ def test_columns_stay_while_numbers_grow(width: int) -> None:
     console = terminal(width)
     heads = []
     with LiveView("TITLE", 2000, console=console) as view:
-        for at in range(1, 1600, 37):
+        for at in range(1, 1600, 133):
             judged = {"ari": 1.0, "n_clusters": 4} if at % 2 else {"ari": None, "n_clusters": None}
             grown = {
                 "bytes_down": at**3 * 1e3,

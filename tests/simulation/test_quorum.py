@@ -85,7 +85,7 @@ def test_a_late_reply_stands_for_the_next_one_of_its_client(digits: OwnPopulatio
 
 def play(name: str, digits: OwnPopulation, **how: Any) -> Result:
     how = {"quorum": 0.7, "late": "use", "engine": EngineOptions(workers=1), **how}
-    return run(made(name), digits, small_net, rounds=4, seed=7, faults=SLOW, checkpoint_seconds=1e9, **how)
+    return run(made(name, epochs=1), digits, small_net, rounds=4, seed=7, faults=SLOW, checkpoint_seconds=1e9, **how)
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -73,9 +73,9 @@ def auroc(prediction: Tensor, target: Tensor) -> float:
     The mean over classes (one against the rest) or labels that have samples of both kinds.
     """
     if target.dim() == 2:
-        return _mean([_area(prediction[:, k], target[:, k] > 0.5) for k in range(target.shape[1])])
-    classes = [1] if prediction.shape[1] == 2 else range(prediction.shape[1])
-    return _mean([_area(prediction[:, k], target == k) for k in classes])
+        return _mean(_areas(prediction, target > 0.5))
+    classes = torch.tensor([1]) if prediction.shape[1] == 2 else torch.arange(prediction.shape[1])
+    return _mean(_areas(prediction[:, classes], target[:, None] == classes))
 
 
 def log_loss(prediction: Tensor, target: Tensor) -> float:
@@ -182,14 +182,16 @@ def answers(prediction: Tensor, target: Tensor) -> Tensor:
     return (prediction > 0.5).long() if target.dim() == 2 else prediction.argmax(1)
 
 
-def _area(scores: Tensor, positive: Tensor) -> float:
-    """Of the ranks, which ties share (Mann and Whitney's U)."""
-    number, rest = int(positive.sum()), int((~positive).sum())
-    if not number or not rest:
-        return math.nan
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
-    ranks = counts.cumsum(0).double() - (counts.double() - 1) / 2
-    return float(ranks[place][positive].sum() - number * (number + 1) / 2) / (number * rest)
+def _areas(scores: Tensor, positive: Tensor) -> list[float]:
+    """Of every column, of the ranks, which ties share (Mann and Whitney's U); NaN where all samples are of one kind."""
+    columns = scores.T.masked_fill(scores.T.isnan(), math.inf).contiguous()  # what is no number compares with nothing
+    ordered = columns.sort(1).values
+    below, up_to = (torch.searchsorted(ordered, columns, right=equal) for equal in (False, True))
+    ranks = (below + up_to + 1).double() / 2
+    number = positive.sum(0).double()
+    above = (ranks * positive.T).sum(1) - number * (number + 1) / 2
+    areas: list[float] = (above / (number * (len(scores) - number))).tolist()
+    return areas
 
 
 def _over_labels(metric: MetricFn, prediction: Tensor, target: Tensor) -> float:

@@ -6,12 +6,14 @@ thread that told it only, so every thread that computes is made here or says so 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 
 def use_one_thread() -> None:
@@ -38,9 +40,15 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def one_thread_everywhere() -> Iterator[None]:
-    """The same for numpy, scipy and scikit-learn too, as far as they are loaded; it takes milliseconds to begin."""
-    with one_thread(), threadpool_limits(1):
+    """The same for numpy, scipy and scikit-learn too, as far as they are loaded."""
+    with one_thread(), _libraries(len(sys.modules)).limit(limits=1):
         yield
+
+
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> ThreadpoolController:  # noqa: ARG001 - what is kept is of so many modules
+    """The loaded libraries that have threads; looking for them takes milliseconds, and importing is what adds some."""
+    return ThreadpoolController()
 
 
 def worker_pool(workers: int) -> ThreadPoolExecutor:

@@ -117,10 +117,3 @@ def test_missing_and_truncated(tmp_path: Path) -> None:
     path.write_text('{"users": ["a"]}')
     with pytest.raises(CoterieError, match="no LEAF file"):
         read_leaf(tmp_path, HOW)
-
-
-def test_real_writers(real: Path) -> None:
-    leaf = read_leaf(real / "mnist-writers", HOW)
-    assert len(leaf.train.owners) == 200
-    assert leaf.train.samples.x.shape[1:] == (1, 28, 28)
-    assert set(leaf.test.owners) == set(leaf.train.owners)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 
@@ -11,8 +13,12 @@ LEVELS = 16
 """The brightest value, where other image sets have 255."""
 
 
+@lru_cache(maxsize=1)
 def read_digits() -> Samples:
-    """All digits, uint8 [1797, 1, 8, 8], in scikit-learn's order; the set has no official split."""
+    """All digits, uint8 [1797, 1, 8, 8], in scikit-learn's order; the set has no official split.
+
+    They are kept: scikit-learn reads them from text, and they are small.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,11 @@ class Pulls:
         """The mean pull of each kind of a client's samples."""
         return np.asarray(self.total / np.maximum(self.counts, 1e-9)[:, :, None])
 
+    @cached_property
+    def squares(self) -> Numbers:
+        """The squared lengths of the clients' sums [n, kinds]: a search asks for them in every step."""
+        return np.asarray((self.total**2).sum(-1))
+
     def likelihood(self, squares: Numbers, counts: Numbers) -> Numbers:
         """The log-likelihood of pulls whose sum has this squared length, up to a constant: last axis summed."""
         wide = 1 + counts * self.spread
@@ -73,13 +79,13 @@ class Pulls:
         """How likely each client's pulls are among each part's, itself left out, [n, P]; alone it is the prior's."""
         total, counts = self.sums(labels)
         cross = np.einsum("pkw,ikw->ipk", total, self.total)
-        own = (self.total**2).sum(-1)[:, None]
-        with_it = (total**2).sum(-1)[None] + 2 * cross + own
+        own, squares = self.squares[:, None], (total**2).sum(-1)[None]
+        with_it = squares + 2 * cross + own
         number = counts[None] + self.counts[:, None]
         inside = labels[:, None] == np.arange(len(total))[None]
-        with_it = np.where(inside[:, :, None], (total**2).sum(-1)[None], with_it)
+        with_it = np.where(inside[:, :, None], squares, with_it)
         number = np.where(inside[:, :, None], counts[None], number)
-        rest = np.where(inside[:, :, None], (total**2).sum(-1)[None] - 2 * cross + own, (total**2).sum(-1)[None])
+        rest = np.where(inside[:, :, None], squares - 2 * cross + own, squares)
         return self.likelihood(with_it, number) - self.likelihood(rest, number - self.counts[:, None])
 
     def total_likelihood(self, labels: Labels) -> float:
@@ -89,7 +95,7 @@ class Pulls:
 
     def alone(self) -> Numbers:
         """How likely each client's pulls are if it is like nobody, [n]."""
-        return self.likelihood((self.total**2).sum(-1), self.counts)
+        return self.likelihood(self.squares, self.counts)
 
     def foretold(self, labels: Labels) -> tuple[Numbers, Numbers, Numbers]:
         """By how much fellows foretell each client's pulls, what they would in real groups, and the pulls' own size."""
@@ -99,7 +105,7 @@ class Pulls:
         gain = (2 * (self.total * mean).sum(-1) - self.counts * (mean**2).sum(-1)).sum(1)
         full = np.where(number.sum(1, keepdims=True) > 0, number / (number + 1 / self.spread), 1.0)
         hoped = (self.counts * full).sum(1) * self.spread * self.noise
-        size = ((self.total**2).sum(-1) / np.maximum(self.counts, 1e-9)).sum(1)
+        size = (self.squares / np.maximum(self.counts, 1e-9)).sum(1)
         return gain, hoped, size
 
 
