@@ -20,7 +20,7 @@ from . import doors, guard, learning_doors
 from .door import Door
 from .guard import LONGEST_ERROR, CaughtError, judged, watched
 
-MESSAGES, PIECES, EVENTS = 350, 500, 500
+MESSAGES, PIECES, EVENTS = 500, 500, 500
 ORDERS, REPLIES = 100, 50
 FEWER_ORDERS, FEWER_REPLIES = 20, 10
 
