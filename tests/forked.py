@@ -12,7 +12,8 @@ What it cannot do, so that these keep `subprocess`:
 * tests of what is imported, and when: here everything is imported already;
 * environment variables that Python or a library reads when it starts or is imported (`_AT_START`): another value than
   the test process had is refused. COTERIE_DATA, COTERIE_KERNEL, COLUMNS, PYTHONPATH and others count as usual;
-* limits of resources, the umask and PYTHONHASHSEED: those of the fork server, which has them of the test process.
+* limits of resources, the umask, PYTHONHASHSEED: those of the fork server, which has them of the test process. And
+  OPENBLAS_NUM_THREADS, which is 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-_AT_START = ("PYTHON", "OMP_", "OPENBLAS_", "MKL_", "LD_", "MALLOC_", "TERMINAL_WIDTH")
+_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "MALLOC_", "TERMINAL_WIDTH")
 _EXCEPT = ("PYTHONPATH",)
 _LENGTH = struct.Struct("!I")
 
@@ -157,7 +158,7 @@ class _Server:
                         command,
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
-                        env=self.environment,
+                        env={**self.environment, "OPENBLAS_NUM_THREADS": "1"},  # with two it starts one at import
                         pass_fds=[theirs.fileno()],
                         start_new_session=True,  # Ctrl-C is for the tests, which then let it go
                     )
