@@ -4,12 +4,14 @@
 `python -c code ...`. It is a process of its own, which can be killed, frozen and limited, and it ends as a spawned one
 does: this module's last line runs it, so that the interpreter itself handles exceptions, `atexit` and the exit code.
 
-One fork server belongs to each test process. It starts with the first request and never has a second thread, because
+One fork server of each kind belongs to each test process. It starts with the first request and never has a second thread, because
 what other threads hold at a fork is held for ever. It ends, and ends what it has forked, when the test process is gone.
+
+Where it matters what of coterie is imported, a process is `fresh`: torch is there already, and nothing of coterie.
 
 What it cannot do, so that these keep `subprocess`:
 
-* tests of what is imported, and when: here everything is imported already;
+* tests of whether torch is imported, and when;
 * environment variables that Python or a library reads when it starts or is imported (`_AT_START`): another value than
   the test process had is refused. COTERIE_DATA, COTERIE_KERNEL, COLUMNS, PYTHONPATH and others count as usual;
 * limits of resources, the umask, PYTHONHASHSEED: those of the fork server, which has them of the test process. And
@@ -53,6 +55,7 @@ class Process:
         env: Mapping[str, str] | None = None,
         stdout: IO[Any] | int = subprocess.DEVNULL,
         stderr: IO[Any] | int = subprocess.DEVNULL,
+        fresh: bool = False,
     ) -> None:
         if arguments[0] != sys.executable:
             raise ValueError(f"{arguments[0]} is not the Python of the tests, so it cannot be forked")
@@ -65,7 +68,7 @@ class Process:
         with theirs, open(os.devnull, "r+b") as nothing:
             out = _descriptor(stdout, nothing)
             files = [nothing.fileno(), out, out if stderr == subprocess.STDOUT else _descriptor(stderr, nothing)]
-            _server.ask(json.dumps(request).encode(), [*files, theirs.fileno()])
+            (_torch if fresh else _server).ask(json.dumps(request).encode(), [*files, theirs.fileno()])
         self._lines = self._status.makefile("rb")
         self.pid = self._next()
 
@@ -108,10 +111,11 @@ def run(
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run(..., capture_output=True, text=True)`."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = Process(arguments, cwd=cwd, env=env, stdout=out, stderr=err)
+        process = Process(arguments, cwd=cwd, env=env, stdout=out, stderr=err, fresh=fresh)
         try:
             code = process.wait(timeout)
         finally:
@@ -121,8 +125,9 @@ def run(
 
 
 def close() -> None:
-    """End the fork server of this process and all that it has forked."""
+    """End the fork servers of this process and all that they have forked."""
     _server.close()
+    _torch.close()
 
 
 def _descriptor(file: IO[Any] | int, nothing: IO[bytes]) -> int:
@@ -173,15 +178,16 @@ class _Server:
                 self._door = self._process = None
 
 
-_server = _Server()
+_server, _torch = _Server(), _Server("torch")
 
 
 # ---- from here on: in the fork server
 
 
 def _preload(package: str) -> None:
-    """Import all that commands import."""
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+    """Import all that commands import, or torch alone."""
+    top = importlib.import_module(package)
+    for module in () if package == "torch" else pkgutil.walk_packages(top.__path__, f"{package}."):
         # not what is run as a program, and not libraries of C
         if not module.name.endswith("__main__") and ".kernel._" not in module.name:
             importlib.import_module(module.name)

@@ -63,6 +63,11 @@ def test_it_is_a_process_that_can_be_killed() -> None:
     assert process.wait() == process.returncode == -signal.SIGKILL
 
 
+def test_a_fresh_one_has_torch_and_nothing_of_coterie() -> None:
+    code = "import sys; print('torch' in sys.modules, [name for name in sys.modules if name.startswith('coterie')])"
+    assert forked.run([sys.executable, "-c", code], fresh=True).stdout == "True []\n"
+
+
 def test_what_a_library_would_read_at_its_import_is_refused() -> None:
     with pytest.raises(ValueError, match="OMP_NUM_THREADS is read when Python starts"):
         forked.Process([sys.executable, "-c", ""], env={**os.environ, "OMP_NUM_THREADS": "7"})
