@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from coterie.data.own import OwnPopulation
 
+from . import forked
 from .tiny import tiny_digits
 
 # one torch thread: two on a shared machine are slower than one. Who sets a number gets it: no result may depend on it
@@ -32,6 +33,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 torch.default_generator.manual_seed(0)  # for what test files make when they are imported
+
+
+def pytest_sessionfinish() -> None:
+    """Nothing that the tests have started outlives them."""
+    forked.close()
 
 
 @pytest.fixture(autouse=True)

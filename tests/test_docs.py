@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from . import forked
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -45,11 +47,10 @@ def test_files_that_the_pages_name_are_there() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_programs_of_the_first_pages_run_as_they_are(page: str, tmp_path: Path) -> None:
-    """In a process of its own, for what another test has imported hides a name that is not there."""
+    """In a fresh process, for what another test has imported hides a name that is not there."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert any("coterie.run(" in program for program in programs)
     for program in programs:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = forked.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, fresh=True)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from coterie.core.states import row
 from coterie.core.task import Task
 from coterie.methods import METHODS, chosen_method
 
+from . import forked
 from .conftest import Command
 from .tiny import one_weight, rows
 
@@ -39,7 +39,7 @@ def test_the_examples_run_as_they_stand_and_are_short(tmp_path: Path) -> None:
     runner = "import runpy, sys\nfor path in sys.argv[1:]: print('#', path), runpy.run_path(path, run_name='__main__')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", runner, *map(str, EXAMPLES)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = forked.run(command, env=environment, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     said = {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in done.stdout.split("# ")[1:]}
     for example in EXAMPLES:

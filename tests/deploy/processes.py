@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .. import forked
+
 LONG = 240.0
 """Seconds that anything may take on a machine that others use, too."""
 _PORTS = (10_000, 30_000)  # below those that systems give to outgoing connections, of which there are many here
@@ -33,16 +35,20 @@ def until(true: Callable[[], Any], what: str, seconds: float = LONG) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"still waiting after {seconds} s: {what}"
-        time.sleep(0.1)
+        time.sleep(0.02)
 
 
 class Command:
-    """`coterie ...` in a process of its own, its output in a file."""
+    """`coterie ...` in a process of its own, its output in a file.
 
-    def __init__(self, folder: Path, name: str, *arguments: object) -> None:
+    It is forked from one that has imported everything; `spawned`, it begins as a user's does.
+    """
+
+    def __init__(self, folder: Path, name: str, *arguments: object, spawned: bool = False) -> None:
         self.log = folder / f"{name}.log"
         self._file = open(self.log, "ab")  # noqa: SIM115
-        self.process = subprocess.Popen(
+        start = subprocess.Popen if spawned else forked.Process
+        self.process: subprocess.Popen[bytes] | forked.Process = start(
             [sys.executable, "-m", "coterie", *map(str, arguments)],
             stdout=self._file,
             stderr=subprocess.STDOUT,

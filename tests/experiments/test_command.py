@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from experiments import EXPERIMENTS
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _called(*arguments: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": str(columns)}
     command = [sys.executable, "-m", "experiments", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return forked.run(command, cwd=ROOT, env=environment)
 
 
 def test_the_list_names_every_experiment_and_cuts_no_word() -> None:

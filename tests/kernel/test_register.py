@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from coterie.kernel import Refusal, chain, plan
 from coterie.kernel.chain import Chain, register_layer
+from tests import forked
 from tests.kernel.reference import flat, needs_kernel, planned
 
 
@@ -72,4 +72,4 @@ def test_a_layer_that_says_something_wrong_is_left_to_torch() -> None:
 def test_a_layer_does_not_load_those_above_it(imported: str, absent: str) -> None:
     """The import contract (pyproject.toml) reads import statements; this sees what is really loaded."""
     code = f"import sys, {imported}; sys.exit({absent!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+    assert forked.run([sys.executable, "-c", code], timeout=120, fresh=True).returncode == 0

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,87 +18,83 @@ from coterie.data.own import OwnPopulation
 from coterie.runs.experiment import config_of, resume
 from coterie.runs.folder import RunFolder
 from coterie.runs.records import read_metrics
+from tests import forked
 from tests.conftest import Command
-from tests.tiny import (
-    StopAt,
-    fingerprint,
-    made,
-    small_net,
-)
+from tests.tiny import StopAt, fingerprint, made, small_net
 
 from .test_run import PATIENCE, SMALL, models_in
 
 
 class Process:
-    """The command line as a process of its own."""
+    """The command line as a process of its own, which writes its errors beside the folder of its run."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, out: Path) -> None:
         root = Path(__file__).parents[2]
         environment = {**os.environ, "PYTHONPATH": str(root / "src"), "COLUMNS": "200"}
-        command = [sys.executable, "-m", "coterie", *map(str, arguments)]
-        self.popen = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        command = [sys.executable, "-m", "coterie", *map(str, arguments), "--out", str(out)]
+        self.out, self.errors = out, out.with_suffix(".err")
+        with self.errors.open("wb") as errors:
+            self.process = forked.Process(command, stderr=errors, env=environment)
 
-    def wait_for_rounds(self, out: Path, rounds: int) -> None:
+    def wait_for_rounds(self, rounds: int) -> None:
         """Until that many rounds are in metrics.csv."""
-        end = time.monotonic() + PATIENCE
-        while not (out / "metrics.csv").exists() or len((out / "metrics.csv").read_text().splitlines()) <= rounds:
-            assert self.popen.poll() is None, f"it ended before round {rounds}: {self.popen.communicate()}"
+        end, metrics = time.monotonic() + PATIENCE, self.out / "metrics.csv"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) <= rounds:
+            assert self.process.poll() is None, f"it ended before round {rounds}: {self.errors.read_text()}"
             assert time.monotonic() < end, "it does not come to its rounds"
             time.sleep(0.01)
 
     def end(self) -> tuple[int, str]:
-        _, err = self.popen.communicate(timeout=PATIENCE)
-        return self.popen.returncode, err
+        return self.process.wait(PATIENCE), self.errors.read_text()
 
 
 LONG = (*SMALL, "--rounds", 300, "--set", "checkpoint_seconds=0", "--set", "evaluate_every=1000", "--workers", 2)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(out: Path, rounds: int) -> Path:
     """The same run as below, never disturbed, in this process."""
     from coterie.cli.runs import tables_of
     from coterie.runs.config import from_tables
     from coterie.runs.experiment import execute
 
-    out = tmp_path_factory.mktemp("whole") / "run"
     assignments = ["epochs=1", "scenario.test_samples=10", "evaluate_every=1000", "checkpoint_seconds=1000000"]
-    tables = tables_of(None, "scaffold", assignments, clients=6, samples=8, groups=2, rounds=300, workers=2)
+    tables = tables_of(None, "scaffold", assignments, clients=6, samples=8, groups=2, rounds=rounds, workers=2)
     execute(from_tables(tables), out)
     return out
 
 
 @pytest.mark.parametrize("after", [0, 1, 20])
-def test_killed_at_any_moment_and_resumed(after: int, whole: Path, coterie: Command, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_resumed(after: int, coterie: Command, tmp_path: Path) -> None:
     """`kill -9` in the middle of 300 rounds with a checkpoint after each; then `resume` comes to the same end."""
     out = tmp_path / "run"
-    process = Process("run", "scaffold", *LONG, "--out", out)
-    process.wait_for_rounds(out, after)
-    process.popen.kill()
+    process = Process("run", "scaffold", *LONG, out=out)
+    process.wait_for_rounds(after)
+    process.process.kill()
     code, _ = process.end()
     assert code == -signal.SIGKILL
     assert not (out / "result.json").exists()
-    # from here on it may take its time with checkpoints: only the end counts
-    text = (out / "config.toml").read_text()
-    (out / "config.toml").write_text(text.replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0"))
+    # from here on only the end counts: it may take its time with checkpoints, and need not be 300 rounds away
+    rounds = len(read_metrics(out)) + 20
+    text = (out / "config.toml").read_text().replace("checkpoint_seconds = 0.0", "checkpoint_seconds = 1000.0")
+    (out / "config.toml").write_text(text.replace("rounds = 300", f"rounds = {rounds}"))
     said = coterie("resume", out)
     assert said.code == 0, said.err
+    whole = undisturbed(tmp_path / "whole", rounds)
     assert models_in(out) == models_in(whole)
     results = [json.loads((folder / "result.json").read_text()) for folder in (out, whole)]
     for result in results:
         result.pop("seconds")
     assert results[0] == results[1]
+    assert results[0]["rounds"] == rounds
     assert [row["bytes_up"] for row in read_metrics(out)] == [row["bytes_up"] for row in read_metrics(whole)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_cleanly_and_says_how_to_resume(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = Process("run", "scaffold", *LONG, "--out", out)
-    process.wait_for_rounds(out, 3)
-    process.popen.send_signal(number)
+    process = Process("run", "scaffold", *LONG, out=out)
+    process.wait_for_rounds(3)
+    process.process.send_signal(number)
     code, err = process.end()
     assert code == 130
     assert "Traceback" not in err
@@ -250,14 +245,8 @@ def test_a_file_too_large_for_the_system_is_one_sentence(tmp_path: Path) -> None
         "from coterie.cli.main import main; main()"
     )
     arguments = ["run", "fedavg", *map(str, SMALL), "--rounds", "2", "--out", str(out)]
-    ended = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root / "src")},
-        timeout=PATIENCE,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    ended = forked.run([sys.executable, "-c", script, *arguments], env=environment, timeout=PATIENCE)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     assert ended.stderr.startswith("coterie: Cannot write ")

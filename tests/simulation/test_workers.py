@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -21,12 +20,8 @@ from coterie.data.own import OwnPopulation
 from coterie.methods.base import Models, Trained
 from coterie.methods.fedavg import FedAvg
 from coterie.simulation.simulator import EngineOptions
-from tests.tiny import (
-    TRAINING,
-    StopAt,
-    fingerprint,
-    small_net,
-)
+from tests import forked
+from tests.tiny import TRAINING, StopAt, fingerprint, small_net
 
 PROCESSES = EngineOptions(workers=2, kernel=False)
 PATIENCE = 150  # seconds; only a hang takes as long
@@ -133,10 +128,12 @@ def alive(pid: int) -> bool:
 def test_workers_end_when_their_parent_is_killed() -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
-    parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True, env=environment)
+    reading, writing = os.pipe()
+    parent = forked.Process([sys.executable, "-c", ORPHANS], stdout=writing, env=environment)
+    os.close(writing)
     try:
-        assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        with open(reading) as said:
+            pids = [int(pid) for pid in said.readline().split()]
         assert len(pids) == 3
         assert all(alive(pid) for pid in pids)
     finally:

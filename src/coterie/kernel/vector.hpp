@@ -16,8 +16,13 @@
 #include <immintrin.h>
 #endif
 
+#if defined(COTERIE_SANITIZED)  // compiled once rather than at every place of use, which takes a fraction of the time
+#define COTERIE_INLINE inline
+#define COTERIE_INLINE_LAMBDA
+#else
 #define COTERIE_INLINE inline __attribute__((always_inline))
 #define COTERIE_INLINE_LAMBDA __attribute__((always_inline))
+#endif
 
 namespace coterie {
 
