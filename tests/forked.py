@@ -14,8 +14,7 @@ What it cannot do, so that these keep `subprocess`:
 * tests of whether torch is imported, and when;
 * environment variables that Python or a library reads when it starts or is imported (`_AT_START`): another value than
   the test process had is refused. COTERIE_DATA, COTERIE_KERNEL, COLUMNS, PYTHONPATH and others count as usual;
-* limits of resources, the umask, PYTHONHASHSEED: those of the fork server, which has them of the test process. And
-  OPENBLAS_NUM_THREADS, which is 1.
+* limits of resources, the umask and PYTHONHASHSEED, which are the test process's, and `_NO_THREADS`.
 """
 
 from __future__ import annotations
@@ -41,6 +40,10 @@ from typing import IO, Any, NoReturn
 
 _AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "MALLOC_", "TERMINAL_WIDTH")
 _EXCEPT = ("PYTHONPATH",)
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""OpenBLAS and Arrow start threads when they are imported, unless they are told not to."""
+_MORE = ("httpcore", "plotly.offline", "pyarrow.parquet", "sklearn.cluster", "sklearn.datasets", "sklearn.metrics")
+"""What coterie imports when it is needed."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -163,7 +166,7 @@ class _Server:
                         command,
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
-                        env={**self.environment, "OPENBLAS_NUM_THREADS": "1"},  # with two it starts one at import
+                        env={**self.environment, **_NO_THREADS},
                         pass_fds=[theirs.fileno()],
                         start_new_session=True,  # Ctrl-C is for the tests, which then let it go
                     )
@@ -191,6 +194,9 @@ def _preload(package: str) -> None:
         # not what is run as a program, and not libraries of C
         if not module.name.endswith("__main__") and ".kernel._" not in module.name:
             importlib.import_module(module.name)
+    if package == "coterie":
+        for name in _MORE:
+            importlib.import_module(name)
     if threading.active_count() > 1 or len(_threads()) > 1:
         raise RuntimeError("an import has started a thread: nothing can be forked safely")
     gc.collect()

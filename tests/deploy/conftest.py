@@ -1,12 +1,16 @@
-"""What the deployment tests need around them: Flower's identity of a task, and an end where zenoh was at work."""
+"""What the deployment tests need around them: Flower's identity of a task, a stage, and an end after zenoh."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from .processes import Stage
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
@@ -19,6 +23,14 @@ def _leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """Where commands take part in a run; they end with the test."""
+    made = Stage(tmp_path)
+    yield made
+    made.stop()
 
 
 @pytest.fixture

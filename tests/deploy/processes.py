@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import random
 import signal
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,60 @@ class Command:
             self.process.kill()
             self.process.wait()
         self._file.close()
+
+
+def write_run(folder: Path, method: str, *, clients: int, settings: Mapping[str, object] = {}, **head: object) -> None:
+    """Write `run.toml`: a run of a few small clients in two groups, with these settings of the run and the method."""
+    scenario = {"name": "rotated-digits", "clients": clients, "groups": 2, "samples": 12, "test_samples": 10}
+    tables = {"scenario": scenario, "settings": settings}
+    lines = [_line(key, value) for key, value in {"method": method, **head}.items()]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(_line(key, value) for key, value in table.items())]
+    (folder / "run.toml").write_text("\n".join(lines) + "\n")
+
+
+def _line(key: str, value: object) -> str:
+    return f"{key} = {json.dumps(value)}"
+
+
+class Stage:
+    """A folder with a run, the commands that take part in it, and what is known of it on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.started: list[Command] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def command(self, name: str, *arguments: object, spawned: bool = False) -> Command:
+        self.started.append(Command(self.folder, name, *arguments, spawned=spawned))
+        return self.started[-1]
+
+    def join(self, client: str, *arguments: object, log: str | None = None) -> Command:
+        who = ("--server", self.address, "--name", client, "--data", "run.toml")
+        return self.command(log or f"client-{client}", "join", *who, *arguments)
+
+    def rounds(self, out: str = "run") -> int:
+        """How many rounds are written down."""
+        try:
+            with open(self.folder / out / "metrics.csv", newline="") as file:
+                return max((int(row["round"]) for row in csv.DictReader(file)), default=0)
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def events(self, out: str = "run") -> str:
+        return (self.folder / out / "events.jsonl").read_text()
+
+    def goes_on(self, *outs: str, rounds: int = 2) -> None:
+        """Wait until that many rounds more are written down."""
+        wanted = {out: self.rounds(out) + rounds for out in outs or ("run",)}
+        until(lambda: all(self.rounds(out) >= number for out, number in wanted.items()), f"the rounds {wanted}")
+
+    def stop(self) -> None:
+        for command in self.started:
+            command.stop()
 
 
 class WireTap:

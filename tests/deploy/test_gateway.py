@@ -39,7 +39,7 @@ from coterie.runs.serve import ServeOptions, conduct
 
 from ..conftest import Command as Terminal
 from ..tiny import made
-from .processes import LONG, Command, free_port
+from .processes import LONG, Command, free_port, write_run
 from .test_remote import server_side, simulated
 from .wiring import Grid, devices, run_spec, task_of
 
@@ -185,7 +185,7 @@ def test_a_folder_has_the_data_of_every_client_of_a_gateway(tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     with pytest.raises(CoterieError, match="has no data of any client"):
         clients_data(tmp_path / "empty", ["all"])
-    (tmp_path / "run.toml").write_text(RUN)
+    write_run(tmp_path, "fedavg", clients=6)
     assert list(clients_data(tmp_path / "run.toml", ["all"])) == ["0", "1", "2", "3", "4", "5"]
     with pytest.raises(CoterieError, match="has no client 'x'"):
         clients_data(tmp_path / "run.toml", ["0", "x"])
@@ -198,20 +198,6 @@ def test_one_client_or_several_not_both(given: tuple[str, ...], coterie: Termina
     assert "Give either --name for one client, or --names for several" in said.err
 
 
-RUN = """
-method = "fedavg"
-rounds = 2
-seed = 3
-dtype = "float64"
-[scenario]
-name = "rotated-digits"
-clients = 6
-groups = 2
-samples = 12
-test_samples = 10
-[settings]
-epochs = 1
-"""
 NAMES = ("0", "1", "2", "3", "4")
 
 
@@ -221,7 +207,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Supe
     folder, port = tmp_path_factory.mktemp("gateway"), free_port()
     make_certificates(folder / "certs", NAMES, ["127.0.0.1"], "ward")
     make_certificates(folder / "certs", ["5"], ["127.0.0.1"])
-    (folder / "run.toml").write_text(RUN)
+    write_run(folder, "fedavg", clients=6, settings={"epochs": 1}, rounds=2, seed=3, dtype="float64")
     security = ServerSecurity.of(folder / "certs")
     where = ("--server", f"127.0.0.1:{port}", "--data", "run.toml", "--stay")
     with own_superlink("127.0.0.1", port, security, folder / "superlink.log", 1 << 24) as link:

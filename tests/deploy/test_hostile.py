@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from coterie.core.samples import Population
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
+from coterie.deploy.flower import client as flower_client
 from coterie.deploy.flower.client import Security, join
 from coterie.deploy.protocol import to_text
 from coterie.deploy.zenoh.address import Address
@@ -26,22 +25,12 @@ from coterie.runs.experiment import client_data
 from coterie.runs.peer import network_of
 from coterie.runs.spec import agree
 
-from .processes import LONG, Command, free_port, until
+from .processes import LONG, Stage, free_port, until, write_run
 
-RUN = """
-method = "{method}"
-rounds = 100000
-checkpoint_seconds = 0.5
-model = "digits-mlp"
-[scenario]
-name = "rotated-digits"
-clients = 6
-groups = 2
-samples = 12
-test_samples = 10
-[settings]
-epochs = 1
-"""
+RUN: dict[str, Any] = {
+    "rounds": 100_000, "clients": 2, "model": "digits-mlp", "checkpoint_seconds": 0.5, "evaluate_every": 1000,
+    "settings": {"epochs": 1},
+}  # fmt: skip
 
 
 class Attacker(Device):
@@ -69,45 +58,6 @@ class Guest(threading.Thread):
         until(lambda: any(what in line for line in self.heard), f"{what!r} among {self.heard}")
 
 
-class House:
-    """A server without keys, two honest clients, and others that come."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self.started: list[Command] = []
-        (folder / "run.toml").write_text(RUN.format(method="fedavg"))
-
-    def command(self, name: str, *arguments: object) -> Command:
-        self.started.append(Command(self.folder, name, *arguments))
-        return self.started[-1]
-
-    def join(self, client: str, log: str | None = None) -> Command:
-        return self.command(
-            log or f"client-{client}", "join", "--server", self.address, "--name", client, "--data", "run.toml"
-        )
-
-    @property
-    def round(self) -> int:
-        try:
-            with open(self.folder / "run" / "metrics.csv", newline="") as file:
-                return max((int(row["round"]) for row in csv.DictReader(file)), default=0)
-        except (FileNotFoundError, ValueError):
-            return 0
-
-    def goes_on(self, rounds: int = 2) -> None:
-        now = self.round
-        until(lambda: self.round >= now + rounds, f"round {now + rounds}")
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
-    yield made
-    for command in made.started:
-        command.stop()
-
-
 def other_shape(population: Population) -> OwnPopulation:
     from coterie.core.samples import ClientData, Samples
 
@@ -117,9 +67,11 @@ def other_shape(population: Population) -> OwnPopulation:
 
 
 @pytest.mark.timeout(1200)
-def test_no_client_and_no_other_user_of_the_machine_ends_a_run(house: House) -> None:
-    server = house.command(
-        "server", "serve", "--config", "run.toml", "--out", "run", "--port", house.port, "--clients", 2,
+def test_no_client_and_no_other_user_of_the_machine_ends_a_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_client, "_POLL_SECONDS", 1.0)  # the guests in this process: they stay, and are idle
+    write_run(stage.folder, "fedavg", **RUN)
+    server = stage.command(
+        "server", "serve", "--config", "run.toml", "--out", "run", "--port", stage.port, "--clients", 2,
         "--timeout", 30, "--patience", LONG,
     )  # fmt: skip
     server.says("waiting for 2 clients")
@@ -130,36 +82,36 @@ def test_no_client_and_no_other_user_of_the_machine_ends_a_run(house: House) -> 
         {"mean": [1e300]}, {"mean": [float("nan")]}, {"name": "\x1b[2J\nround 1/9: all fine"},
     ]  # fmt: skip
     for said in hostile:
-        Guest(Attacker(house.folder, **said), house.address)
+        Guest(Attacker(stage.folder, **said), stage.address)
     until(lambda: server.text.count("turned away a client") >= len(hostile), "all attackers turned away")
     assert "\x1b" not in server.text
     assert "\nround 1/9" not in server.text
 
     # an odd one at the start is told why, and the run begins with the others
-    data = client_data(house.folder / "run.toml", "0")
-    odd = Guest(Device("odd", other_shape(data), house.folder / "odd"), house.address)
-    honest = {name: house.join(name) for name in ("0", "1")}
-    until(lambda: house.round >= 1, "the first round")
+    data = client_data(stage.folder / "run.toml", "0")
+    odd = Guest(Device("odd", other_shape(data), stage.folder / "odd"), stage.address)
+    honest = {name: stage.join(name) for name in ("0", "1")}
+    until(lambda: stage.rounds() >= 1, "the first round")
     server.says("odd is not admitted: it has bytes of shape (1, 8, 7)")
     odd.hears("the server says: you are not admitted to this run")
 
     # a second client takes a name, and goes: both are told, and the first is asked again
-    twin = house.join("1", "twin")
+    twin = stage.join("1", log="twin")
     server.says("1 has come back, or a second client has its name; the latest is asked")
     honest["1"].says("the server says: another client calls itself 1")
     twin.says("the server says: there was a client 1 already")
-    house.goes_on()
+    stage.goes_on()
     twin.signal(signal.SIGTERM)
     assert "1 has left" in twin.ends(0)
     server.says("the other client that called itself 1 is gone; the one that was there is asked")
     honest["1"].says("you are asked again")
-    house.goes_on()
+    stage.goes_on()
 
     # operators' calls are for those who have the token of the run
     for path in ("control/list-runs", "control/stop-run", "runtime/acquire-task"):
-        answer = httpx.post(f"http://{house.address}/v1/{path}", headers={"coterie-operator": "0" * 64})
+        answer = httpx.post(f"http://{stage.address}/v1/{path}", headers={"coterie-operator": "0" * 64})
         assert (answer.status_code, "without the token" in answer.text) == (403, True)
-    house.goes_on(1)
+    stage.goes_on()
 
     # a service that is asked to end has saved what it had, and ends well
     server.signal(signal.SIGTERM)
@@ -169,12 +121,12 @@ def test_no_client_and_no_other_user_of_the_machine_ends_a_run(house: House) -> 
 
 
 @pytest.mark.timeout(600)
-def test_a_peer_runs_no_code_that_another_peer_names(house: House) -> None:
+def test_a_peer_runs_no_code_that_another_peer_names(stage: Stage) -> None:
     """The first peer's word was taken for the whole network's: `model = "evil.py:build"` ran that file here."""
-    (house.folder / "run.toml").write_text(RUN.format(method="gossip"))
-    (house.folder / "evil.py").write_text("open('pwned', 'w')\ndef build():\n    open('pwned', 'w')\n")
-    config = from_tables(read_tables(house.folder / "run.toml"))
-    own = Device("0", client_data(house.folder / "run.toml", "0"), house.folder).hello
+    write_run(stage.folder, "gossip", **RUN)
+    (stage.folder / "evil.py").write_text("open('pwned', 'w')\ndef build():\n    open('pwned', 'w')\n")
+    config = from_tables(read_tables(stage.folder / "run.toml"))
+    own = Device("0", client_data(stage.folder / "run.toml", "0"), stage.folder).hello
     notes: list[str] = []
     port = free_port()
     with closing(
@@ -183,19 +135,19 @@ def test_a_peer_runs_no_code_that_another_peer_names(house: House) -> None:
         evil.agree(to_text(replace(agree(config, {"0": own}), model="evil.py:build")))
         evil.enter()
         evil.announce(10**8 - 1)  # far ahead: nobody skips its rounds for that
-        victim = house.command(
+        victim = stage.command(
             "victim", "peer", "--config", "run.toml", "--data", "run.toml", "--name", "1", "--listen",
             f"127.0.0.1:{free_port()}", "--seeds", f"127.0.0.1:{port}", "--peers", 2, "--timeout", 1, "--out", "run",
         )  # fmt: skip
         victim.says("what 0 says of the run is not believed")
-        until(lambda: house.round >= 2, "two rounds of the victim")
+        until(lambda: stage.rounds() >= 2, "two rounds of the victim")
         # garbage where a round and a patience belong
         for question in ("x;1;1;y", f"{'9' * 60};1;{'9' * 60};y", ";;;", "1"):
             for reply in evil._session.get(f"{evil._root}/model/1?{question}", timeout=0.3):
                 assert reply.ok is None
         evil._session.put(f"{evil._root}/progress/..%2Fx", b"\xff" * 50)
-        now = house.round
-        until(lambda: house.round > now, "another round")
+        now = stage.rounds()
+        until(lambda: stage.rounds() > now, "another round")
         victim.signal(signal.SIGTERM)
         assert "nothing is lost" in victim.ends(0)
-    assert not (house.folder / "pwned").exists()
+    assert not (stage.folder / "pwned").exists()

@@ -42,13 +42,13 @@ def test_numbers_are_learnt_on_flower_and_fine_tuned_by_their_clients(
         f'method = "fedavg"{HEAD}{SCENARIO}\n[settings]\npersonalise = "finetune"\nepochs = 2\n'
     )
     port = free_port()
-    server = Command(
-        tmp_path, "server", "serve", "--config", "run.toml", "--port", port, "--clients", 3, "--out", "run"
-    )
+    where = ("--port", port, "--clients", 3, "--out", "run")
+    server = Command(tmp_path, "server", "serve", "--config", "run.toml", *where, spawned=True)
     running.append(server)
     join = ("join", "--server", f"127.0.0.1:{port}", "--set", "scenario.missing=mean")
     for name in NAMES:
-        running.append(Command(tmp_path, name, *join, "--name", name, "--data", f"data/{name}.csv"))
+        own = ("--name", name, "--data", f"data/{name}.csv")
+        running.append(Command(tmp_path, name, *join, *own, spawned=name == NAMES[0]))
     assert "found by a test on 3 clients" in server.ends()
     for client in running[1:]:
         assert f"coterie predict .coterie/{client.log.stem} --client {client.log.stem}" in client.ends()
@@ -72,7 +72,7 @@ def test_numbers_are_learnt_between_peers(tmp_path: Path, running: list[Command]
     for name, port in zip(NAMES, ports, strict=True):
         where = ("--listen", f"127.0.0.1:{port}", "--seeds", f"127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}")
         peer = ("peer", "--config", "run.toml", "--name", name, "--data", f"data/{name}.csv", "--peers", 3)
-        running.append(Command(tmp_path, name, *peer, *where, "--out", f"runs/{name}"))
+        running.append(Command(tmp_path, name, *peer, *where, "--out", f"runs/{name}", spawned=name == NAMES[0]))
     for peer_ in running:
         assert "found by a test on 1 clients" in peer_.ends()
     result = json.loads((tmp_path / "runs/bob/result.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import resource
@@ -23,49 +22,28 @@ from coterie.deploy.flower import client as flower_client
 from coterie.deploy.flower.client import Security, join
 from coterie.runs.experiment import client_data
 
-from .processes import LONG, Command, free_port, until
-
-RUN = """
-method = "ifca"
-rounds = 5000
-checkpoint_seconds = 0.5
-[scenario]
-name = "rotated-digits"
-clients = 6
-groups = 2
-samples = 12
-test_samples = 10
-[settings]
-k = 2
-epochs = 1
-"""
+from .processes import LONG, Command, Stage, until, write_run
 
 
-class Scene:
+class Scene(Stage):
     """A server, its clients, and what is known of the run on disk."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
-        self.started: list[Command] = []
-        (folder / "run.toml").write_text(RUN)
+        super().__init__(folder)
+        settings = {"k": 2, "epochs": 1}
+        often = {"rounds": 5000, "checkpoint_seconds": 0.5, "evaluate_every": 1000}
+        write_run(folder, "ifca", clients=6, settings=settings, **often)
         make_certificates(folder / "certs", ["0", "1", "2", "3"], ["127.0.0.1"])
         make_certificates(folder / "strangers", ["5"], ["127.0.0.1"])
 
-    def command(self, name: str, *arguments: object) -> Command:
-        self.started.append(Command(self.folder, name, *arguments))
-        return self.started[-1]
-
     def serve(self, name: str, *arguments: object) -> Command:
         return self.command(
-            name, "serve", *arguments, "--port", self.port, "--clients", 3, "--timeout", 6, "--patience", LONG,
+            name, "serve", *arguments, "--port", self.port, "--clients", 3, "--timeout", 4, "--patience", LONG,
             "--certs", "certs",
         )  # fmt: skip
 
-    def join(self, client: str, log: str | None = None) -> Command:
-        return self.command(
-            log or f"client-{client}", "join", "--server", f"127.0.0.1:{self.port}", "--name", client,
-            "--data", "run.toml", "--certs", f"certs/clients/{client}",
-        )  # fmt: skip
+    def join_with_key(self, client: str, log: str | None = None) -> Command:
+        return self.join(client, "--certs", f"certs/clients/{client}", log=log)
 
     def stranger(self, certs: Path, name: str = "5") -> str:
         """What a client, in this process, hears that comes with these certificates."""
@@ -76,36 +54,22 @@ class Scene:
             join(device, f"127.0.0.1:{self.port}", security, wait=LONG, limit=1 << 20)
         return str(caught.value)
 
-    @property
-    def round(self) -> int:
-        """The last round that is written down."""
-        try:
-            with open(self.folder / "run" / "metrics.csv", newline="") as file:
-                return max((int(row["round"]) for row in csv.DictReader(file)), default=0)
-        except (FileNotFoundError, ValueError):
-            return 0
-
-    def events(self) -> list[dict[str, object]]:
-        lines = (self.folder / "run" / "events.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
-
     def lost(self, client: str) -> bool:
-        return any(event["event"] == "failure" and event["client"] == client for event in self.events())
-
-    def goes_on(self, rounds: int = 2) -> None:
-        now = self.round
-        until(lambda: self.round >= now + rounds, f"round {now + rounds}")
+        events = [json.loads(line) for line in self.events().splitlines() if line.endswith("}")]
+        return any(event["event"] == "failure" and event["client"] == client for event in events)
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     made = Scene(tmp_path)
     yield made
-    for command in made.started:
-        command.stop()
+    made.stop()
 
 
 def strangers_are_turned_away(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the server has read its clients' keys, so there is nothing to wait for
+    monkeypatch.setattr(flower_client, "_LEAST_GRACE_SECONDS", 0.0)
+
     # strangers: a CA that the client does not know, and a key that the server does not know
     assert "is not the server that the CA in" in scene.stranger(scene.folder / "strangers/clients/5")
     mixed = scene.folder / "mixed"
@@ -148,12 +112,12 @@ def the_run_is_whole(scene: Scene, rounds: int) -> None:
 @pytest.mark.timeout(1200)  # eight processes one after the other, each a while to start where others work, too
 def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     server = scene.serve("server", "--config", "run.toml", "--out", "run")
-    clients = {name: scene.join(name) for name in ("0", "1", "2")}
+    clients = {name: scene.join_with_key(name) for name in ("0", "1", "2")}
 
+    until(lambda: scene.rounds() >= 1, "the first round")
     strangers_are_turned_away(scene, monkeypatch)
 
     # a client killed in the middle: the run goes on without it
-    until(lambda: scene.round >= 2, "round 2")
     clients["2"].signal(signal.SIGKILL)
     until(lambda: scene.lost("2"), "the loss of client 2")
     server.says("going on without 2 in round")
@@ -161,8 +125,8 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     scene.goes_on()
 
     # it comes back under its name, one that is new joins late, and gets its cluster
-    scene.join("2", "client-2-again")
-    scene.join("3")
+    scene.join_with_key("2", "client-2-again")
+    scene.join_with_key("3")
     server.says("3 joins in round")
     scene.goes_on()
 
@@ -180,12 +144,12 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     server = scene.serve("server-again", "--resume", "run")
     server.says("going on from round")
     scene.goes_on()
-    reached = scene.round
+    reached = scene.rounds()
     server.signal(signal.SIGKILL)
     server.process.wait()
-    server = scene.serve("server-at-last", "--resume", "run", "--rounds", reached + 5)
+    server = scene.serve("server-at-last", "--resume", "run", "--rounds", reached + 2)
     server.says("going on from round")
     said = server.text.partition("going on from round ")[2]
     assert int(said.split()[0]) >= reached - 3  # nothing but the rounds since the last checkpoint
     server.ends(0)
-    the_run_is_whole(scene, reached + 5)
+    the_run_is_whole(scene, reached + 2)

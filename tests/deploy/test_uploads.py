@@ -26,26 +26,13 @@ from coterie.runs.experiment import client_data, execute
 from coterie.runs.folder import RunFolder
 from coterie.runs.serve import ServeOptions, conduct
 
-from .processes import LONG, Command, WireTap, free_port, until
+from .processes import LONG, Command, WireTap, free_port, until, write_run
 from .test_remote import server_side
 
 NETS = """
 from torch import nn
 def build():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 40_000), nn.ReLU(), nn.Linear(40_000, 10))
-"""
-RUN = """
-method = "fedavg"
-rounds = 2
-model = "{model}"
-[scenario]
-name = "rotated-digits"
-clients = 2
-groups = 2
-samples = 12
-test_samples = 10
-[settings]
-epochs = 1
 """
 MODEL = 4 * (65 * 40_000 + 40_001 * 10)  # 12 MB: three pieces of Flower's
 
@@ -142,7 +129,8 @@ def test_a_cut_upload_goes_on(tmp_path: Path) -> None:
 
 def _prepared(folder: Path) -> RunConfig:
     (folder / "nets.py").write_text(NETS)
-    (folder / "run.toml").write_text(RUN.format(model=f"{folder / 'nets.py'}:build"))
+    model = f"{folder / 'nets.py'}:build"
+    write_run(folder, "fedavg", clients=2, settings={"epochs": 1}, rounds=2, model=model)
     make_certificates(folder / "certs", ["0", "1"], ["127.0.0.1"])
     return from_tables(read_tables(folder / "run.toml"))
 
