@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -64,12 +66,23 @@ class Said:
 Command = Callable[..., Said]
 
 
+@lru_cache(maxsize=1)
+def _commands() -> Any:
+    """The tree of commands with their options: typer makes it again at every call, which is most of a short one."""
+    from typer.main import get_command
+
+    from coterie.cli.main import app
+
+    return get_command(app)
+
+
 @pytest.fixture
 def coterie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """The command line, in this process: `coterie("run", "fedavg")`."""
     from coterie.cli.main import main
 
-    before = signal.getsignal(signal.SIGTERM)
+    before, commands = signal.getsignal(signal.SIGTERM), _commands()
+    monkeypatch.setattr("typer.main.get_command", lambda app: commands)
 
     def call(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["coterie", *map(str, arguments)])

@@ -216,8 +216,14 @@ AVERAGING = sorted(set(METHODS) - {"local", "fedfomo"})
 """fedfomo's clients mix by themselves, only what lowers their own validation loss."""
 
 
-@pytest.mark.parametrize("attack", ["negate", "norm", "size", "minus"])
-@pytest.mark.parametrize("name", AVERAGING)
+ATTACKED = [(name, attack) for name in AVERAGING for attack in ("negate", "size")]
+"""All methods by one attack on the models and one on the weights; some by others on the models, which weigh less."""
+
+
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [*ATTACKED, *((name, attack) for name in ("fedavg", "ifca", "panm") for attack in ("norm", "minus"))],
+)
 def test_no_method_forgets_the_rule(name: str, attack: Any, digits: OwnPopulation) -> None:
     """One of nine clients attacks: with the default rule every model stays about as long as in a calm run.
 

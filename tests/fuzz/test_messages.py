@@ -20,9 +20,9 @@ from . import doors, guard, learning_doors
 from .door import Door
 from .guard import LONGEST_ERROR, CaughtError, judged, watched
 
-MESSAGES, PIECES, EVENTS = 500, 500, 500
-ORDERS, REPLIES = 100, 50
-FEWER_ORDERS, FEWER_REPLIES = 20, 10
+MESSAGES, PIECES, EVENTS = 600, 500, 500
+ORDERS, REPLIES = 70, 30
+FEWER_ORDERS, FEWER_REPLIES = 15, 6
 
 
 def drive(door: Door, cases: int, folder: Path, seed: int = 17) -> int:

@@ -60,8 +60,8 @@ def test_seeding_rounds_are_fedavg_bit_for_bit(digits: OwnPopulation) -> None:
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_strong_privacy_gives_what_weak_privacy_gives(sampling: str, fraction: float, digits: OwnPopulation) -> None:
     common = {"seeding": "none", "sampling": sampling, "fraction": fraction, "label_noise": 0.0}
-    weak = run(md(**common, privacy="weak"), digits, small_net, rounds=4)
-    strong = run(md(**common, privacy="strong"), digits, small_net, rounds=4)
+    weak = run(md(**common, privacy="weak"), digits, small_net, rounds=3)
+    strong = run(md(**common, privacy="strong"), digits, small_net, rounds=3)
     assert weak.clusters == strong.clusters
     assert len(set(weak.clusters or [])) > 1
     assert fingerprint(weak)["models"] == fingerprint(strong)["models"]
