@@ -37,6 +37,21 @@ settings.load_profile("same")
 torch.default_generator.manual_seed(0)  # for what test files make when they are imported
 
 
+LONGEST = (
+    "kernel/test_build.py",
+    "laws/test_other_machines.py",
+    "simulation/test_accelerator.py",
+    "simulation/test_ray.py",
+    "test_examples.py",
+)
+"""Files that take half a minute: whoever comes to one of them last keeps the others waiting."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first (with --no-loadscope-reorder; otherwise those with the most tests are)."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+
+
 def pytest_sessionfinish() -> None:
     """Nothing that the tests have started outlives them."""
     forked.close()

@@ -4,7 +4,7 @@
 `python -c code ...`. It is a process of its own, which can be killed, frozen and limited, and it ends as a spawned one
 does: this module's last line runs it, so that the interpreter itself handles exceptions, `atexit` and the exit code.
 
-One fork server of each kind belongs to each test process. It starts with the first request and never has a second thread, because
+A test process has one fork server of a kind. It starts with the first request and never has a second thread, because
 what other threads hold at a fork is held for ever. It ends, and ends what it has forked, when the test process is gone.
 
 Where it matters what of coterie is imported, a process is `fresh`: torch is there already, and nothing of coterie.

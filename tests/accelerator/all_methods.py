@@ -20,7 +20,7 @@ from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
 from coterie.simulation.simulator import EngineOptions
-from tests.accelerator.device import COMPILER, NAME
+from tests.accelerator.device import COMPILER, NAME, spawned_net
 from tests.conftest import Command
 from tests.tiny import batchnorm_net, cohort, largest_gap, made, only, small_net
 
@@ -52,10 +52,12 @@ def test_accelerator_takes_no_tensor_of_the_cpu() -> None:
 def test_accelerator_gives_the_results_of_the_cpu(name: str, digits: OwnPopulation) -> None:
     net: Callable[[], nn.Module] = batchnorm_net if name in ("fedavg", "fedbn", "gossip") else small_net
     some = only(digits, digits.ids[:6])  # two of each group
-    expected = run(made(name), some, net, rounds=2, engine=CPU)
-    result = run(made(name), some, net, rounds=2, engine=THERE)
+    method = made(name, epochs=1, finetune_epochs=int(name == "fedavg"))
+    expected = run(method, some, net, rounds=2, engine=CPU)
+    result = run(method, some, net, rounds=2, engine=THERE)
     assert result.clusters == expected.clusters
     assert result.per_client_accuracy == pytest.approx(expected.per_client_accuracy, abs=1e-6)
+    assert result.per_client_finetuned_accuracy == pytest.approx(expected.per_client_finetuned_accuracy, abs=1e-6)
     assert result.models.keys() == expected.models.keys()
     for which, model in result.models.items():
         assert all(tensor.device.type == "cpu" for tensor in model.values()), "results are back"
@@ -89,11 +91,6 @@ def test_accelerator_shared_by_processes_that_are_spawned(digits: OwnPopulation)
     result = run(made("scaffold"), digits, spawned_net, rounds=2, engine=EngineOptions(workers=2, device=NAME))
     assert "2 processes" in result.engine
     assert largest_gap(result.models["global"], expected.models["global"]) < 1e-5
-
-
-def spawned_net() -> nn.Module:
-    """The small net; a process that is sent this function imports this file, and with it the stand-in."""
-    return small_net()
 
 
 def test_accelerator_is_chosen_by_name(coterie: Command, digits: OwnPopulation) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch.utils.backend_registration import rename_privateuse1_backend
 
+from tests.tiny import small_net
+
 NAME = "standin"
 _SOURCE = Path(__file__).with_name("accelerator.cpp")
 _FLAGS = ("-std=c++20", "-O0", "-fPIC", "-shared")
@@ -54,6 +56,11 @@ def register() -> torch.device:
         )
         torch._register_device_module(NAME, module)
     return torch.device(NAME, 0)
+
+
+def spawned_net() -> torch.nn.Module:
+    """The small net; a process that is sent this function imports this file, and with it the stand-in."""
+    return small_net()
 
 
 if COMPILER is not None:

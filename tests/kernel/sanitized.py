@@ -1,7 +1,7 @@
 """Run as `python -m tests.kernel.sanitized FOLDER` with a library compiled with sanitizers.
 
-Exercises every code path on networks of awkward sizes; a sanitizer ends the process at the first bad access. The last one
-is bad on purpose.
+Exercises every code path on networks of awkward sizes; a sanitizer ends the process at the first bad access. The
+last one is bad on purpose.
 """
 
 from __future__ import annotations

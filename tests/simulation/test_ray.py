@@ -71,12 +71,15 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    before = dict(os.environ)
     here: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 100_000_000}
     made: Any = Cluster(initialize_head=True, head_node_args={**here, "include_dashboard": False})
     made.add_node(**here)
     yield made
     ray.shutdown()
     made.shutdown()
+    os.environ.clear()  # Ray changes it, for instance what Python does at a breakpoint
+    os.environ.update(before)
 
 
 def on(cluster: Any) -> EngineOptions:
