@@ -22,7 +22,7 @@ from coterie.deploy.flower import client as flower_client
 from coterie.deploy.flower.client import Security, join
 from coterie.runs.experiment import client_data
 
-from .processes import LONG, Command, Stage, until, write_run
+from .processes import LONG, Command, Stage, is_free, until, write_run
 
 
 class Scene(Stage):
@@ -163,6 +163,7 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     reached = scene.rounds()
     server.signal(signal.SIGKILL)
     server.process.wait()
+    until(lambda: is_free(scene.port), "the end of its SuperLink")  # it looks after its server once in a while
     rest = ("--resume", "run", "--rounds", reached + 2)
     server = scene.serve("server-at-last", *rest, clients=4, timeout=LONG)  # all are there to the end
     server.says("going on from round")
