@@ -27,14 +27,9 @@ def free_port() -> int:
     """A port that nobody uses, and that nobody is given before the process that will listen there has started."""
     while True:
         port = random.SystemRandom().randrange(*_PORTS)
-        if is_free(port):
-            return port
-
-
-def is_free(port: int) -> bool:
-    """Whether nobody listens there."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = LONG) -> None:

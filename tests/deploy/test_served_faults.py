@@ -19,10 +19,11 @@ from coterie.core.errors import CoterieError
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.client import Device
 from coterie.deploy.flower import client as flower_client
+from coterie.deploy.flower import refusals
 from coterie.deploy.flower.client import Security, join
 from coterie.runs.experiment import client_data
 
-from .processes import LONG, Command, Stage, is_free, until, write_run
+from .processes import LONG, Command, Stage, until, write_run
 
 
 class Scene(Stage):
@@ -44,19 +45,6 @@ class Scene(Stage):
 
     def join_with_key(self, client: str, log: str | None = None) -> Command:
         return self.join(client, "--certs", f"certs/clients/{client}", log=log)
-
-    def comes_back(self, client: str) -> None:
-        """Start a client that was killed again and again, as a service manager does, until it is in.
-
-        Flower misses it after two heartbeats, 20 s, and turns its successor away until then.
-        """
-        for attempt in range(20):
-            again = self.join_with_key(client, f"client-{client}-again-{attempt}")
-            until(lambda: "has joined" in again.text or again.process.poll() is not None, "an answer")  # noqa: B023
-            if "has joined" in again.text:
-                return
-            assert "it does not accept this key (HTTP 412)" in again.ends(2)
-        raise AssertionError(f"{client} is not taken back")
 
     def stranger(self, certs: Path, name: str = "5") -> str:
         """What a client, in this process, hears that comes with these certificates."""
@@ -97,7 +85,7 @@ def strangers_are_turned_away(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> 
     # a client whose clock is six seconds fast: Flower takes no signature from the future
     with monkeypatch.context() as fast:
         fast.setattr(node_auth_http_interceptor, "now", lambda: datetime.now(UTC) + timedelta(seconds=6))
-        fast.setattr(flower_client, "_now", lambda: datetime.now(UTC) + timedelta(seconds=6))
+        fast.setattr(refusals, "_now", lambda: datetime.now(UTC) + timedelta(seconds=6))
         said = scene.stranger(scene.folder / "certs/clients/3", "3")
     found = re.search(r"this machine's clock is (\d+) s ahead of the server's; set the clocks", said)
     assert found, said
@@ -135,6 +123,8 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     until(lambda: scene.lost("2"), "the loss of client 2")
     server.says("going on without 2 in round")
     assert "2 is there (" in server.text
+    # it is started again at once, while Flower still thinks that it is there
+    again = scene.join_with_key("2", "client-2-again")
     scene.goes_on()
 
     # one that is new joins late, and gets its cluster
@@ -148,8 +138,8 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     scene.goes_on()
     clients["1"].signal(signal.SIGCONT)
 
-    # the one that was killed comes back under its name
-    scene.comes_back("2")
+    # the one that was killed is back under its name
+    again.says("2 has joined")
     scene.goes_on()
 
     # the server's disk is full: one sentence, and the checkpoint before is whole
@@ -163,7 +153,6 @@ def test_a_run_survives_what_happens_to_it(scene: Scene, monkeypatch: pytest.Mon
     reached = scene.rounds()
     server.signal(signal.SIGKILL)
     server.process.wait()
-    until(lambda: is_free(scene.port), "the end of its SuperLink")  # it looks after its server once in a while
     rest = ("--resume", "run", "--rounds", reached + 2)
     server = scene.serve("server-at-last", *rest, clients=4, timeout=LONG)  # all are there to the end
     server.says("going on from round")

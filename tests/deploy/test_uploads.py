@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -179,3 +181,24 @@ def test_a_piece_whose_receipt_was_lost_has_arrived() -> None:
     with pytest.raises(ObjectPushError):  # it was never sent before: the server does not want it
         Stubborn(heard.append)(calls(there), stored=True)
     assert len(heard) == 2
+
+
+def test_a_client_that_was_killed_knows_as_which_node(tmp_path: Path) -> None:
+    """Whether the process that has joined and not signed off is still there: another one's, a dead one's, one's own."""
+    box = Outbox(tmp_path / "box")
+    assert (box.did_not_leave, box.killed()) == (False, None)
+    box.joined(7)
+    assert (box.did_not_leave, box.killed()) == (True, 7)  # a process with our number is one of an earlier life
+    file = tmp_path / "box" / "node"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text(f"7 {os.getppid()}")
+    assert (box.did_not_leave, box.killed()) == (True, None)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    file.write_text(f"7 {ended.pid}")
+    assert box.killed() == 7
+    for damaged in ("", "7", "seven 8", "7 -1 2", "7 99999999999999999999"):
+        file.write_text(damaged)
+        assert box.killed() in (None, 7)
+    box.left()
+    assert (box.did_not_leave, box.killed()) == (False, None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -61,13 +62,24 @@ def _module(path: str, what: str) -> ModuleType:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        with _no_bytecode():
+            spec.loader.exec_module(module)
         _LOADED[key] = module
         return module
     except Exception as error:  # the user's code can fail in any way
         raise CoterieError(
             f"{path}, which has the {what}, cannot be imported: {said(error)}{_place(error)}."
         ) from error
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """Python keeps no __pycache__ beside the user's files."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def build(model: Callable[[], nn.Module], name: str = "") -> nn.Module:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 
 from coterie.core.errors import CoterieError
+from coterie.core.interrupts import pause
 
 _LAST = 65535
+_LOOK_SECONDS = 0.2
 
 
 def check_port(port: int) -> None:
@@ -26,6 +29,18 @@ def check_free(host: str, port: int, remedy: str) -> None:
         raise CoterieError(
             f"Cannot listen at {host}:{port} ({error.strerror or error}); choose another {remedy}."
         ) from error
+
+
+def await_free(host: str, port: int, remedy: str, seconds: float) -> None:
+    """Wait so long for an address that somebody who is about to end may still listen at."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return check_free(host, port, remedy)
+        except CoterieError:
+            if time.monotonic() > until:
+                raise
+            pause(_LOOK_SECONDS)
 
 
 def check_address(option: str, given: str, example: str) -> None:

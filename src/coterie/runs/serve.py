@@ -17,7 +17,7 @@ from coterie.deploy.flower.directory import Names
 from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.hello import Hello
-from coterie.deploy.ports import check_free, check_port
+from coterie.deploy.ports import await_free
 from coterie.deploy.protocol import RunSpec, settings_of, to_text
 from coterie.deploy.server import LIMIT, Hellos, RemoteFederation, Transport, gathered
 from coterie.methods import method_named
@@ -35,6 +35,7 @@ from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema
 from coterie.runs.view import View, Views
 
 DEPLOYMENT = "deployment.json"
+_GOING_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,8 @@ def serve(
         _check_resumable(out)
     _check(config)
     if superlink is None:
-        check_port(port)
-        if not resume:  # the SuperLink of a server that was killed takes a moment to go
-            check_free(host, port, "--port or --host")
+        # the SuperLink of a server that was killed takes a moment to go
+        await_free(host, port, "--port or --host", _GOING_SECONDS if resume else 0.0)
     watcher = Views(view)
     folder = _opened(config, out, resume)
     with folder.starting(resume):

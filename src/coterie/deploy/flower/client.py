@@ -6,12 +6,10 @@ Flower's own SuperNode starts a fresh process for every message and runs the cod
 
 from __future__ import annotations
 
-import datetime
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
@@ -55,6 +53,7 @@ from coterie.deploy.flower.compat import (
 from coterie.deploy.flower.content import GOODBYE, answer, refusal
 from coterie.deploy.flower.outbox import Outbox, Stubborn
 from coterie.deploy.flower.pieces import Tally, ids_of, put_together
+from coterie.deploy.flower.refusals import STILL_THERE, never_reached, turned_away
 from coterie.deploy.gateway import Member
 
 _HEARTBEAT_SECONDS = 10  # Flower takes no less; a node is gone after two of them
@@ -65,8 +64,8 @@ _MESSAGE_SECONDS = 600.0
 _RETRY_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
 _LEAST_GRACE_SECONDS = 3.0
+_FORGOTTEN_SECONDS = 3.0 * _HEARTBEAT_SECONDS
 _UNSURE = (401, 403, 404, 502, 503, 504)
-_FAST_SECONDS, _SLOW_SECONDS = 4.0, 300.0  # what Flower takes is 5 and 305; a Date has no parts of seconds
 _MOST_IN_A_ROW = 10
 
 
@@ -115,10 +114,10 @@ class Session:
         )
         self._stop = threading.Event()
         try:
-            kept = None if self._registers else outbox.kept()
-            if kept is not None:  # it was killed, and Flower thinks that it is still there
+            killed = None if self._registers else outbox.killed()
+            if killed is not None:  # Flower thinks that it is still there, for two heartbeats
                 with suppress(httpx.HTTPStatusError):
-                    self._client.DeactivateNode(DeactivateNodeRequest(node_id=int(kept.node)))
+                    self._client.DeactivateNode(DeactivateNodeRequest(node_id=killed))
             if self._registers:
                 self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._key))
             activated = self._client.ActivateNode(
@@ -128,6 +127,7 @@ class Session:
             self._client.close()
             raise
         self.node = Node(node_id=activated.node_id)
+        outbox.joined(self.node.node_id)
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
@@ -205,6 +205,7 @@ class Session:
             self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
             if self._registers:
                 self._client.UnregisterNode(UnregisterNodeFleetRequest(node_id=self.node.node_id))
+            self._outbox.left()
         except (httpx.HTTPError, RuntimeError, ValueError):
             pass  # the server is gone already
         self._client.close()
@@ -240,65 +241,25 @@ def join(
 
 
 def _connected(server: str, security: Security, outbox: Outbox, *, patient: bool) -> Session:
-    until = time.monotonic() + (_GRACE_SECONDS if patient else _LEAST_GRACE_SECONDS)
+    begun = time.monotonic()
+    until = begun + (_GRACE_SECONDS if patient else _LEAST_GRACE_SECONDS)
     while True:
         try:
             return Session(server, security, outbox)
         except httpx.HTTPStatusError as error:
             # a server that has just been started may not have read its clients' keys yet
+            there = error.response.status_code == STILL_THERE and outbox.did_not_leave
+            if there:  # one that was killed is thought to be there for a while
+                until = begun + _FORGOTTEN_SECONDS
             if time.monotonic() < until:
                 pause(_RETRY_SECONDS)
                 continue
             if error.response.status_code >= 500 and security.key is None:
                 raise _Gone(f"{server} answers with error {error.response.status_code}") from error
-            wrong = _clock(error.response)
-            if wrong and security.key is not None:
-                raise CoterieError(
-                    f"{server} turned this client away because this machine's clock is {wrong} the server's; "
-                    "set the clocks of both (NTP does), then join again."
-                ) from error
-            how = "this key" if security.key is not None else "clients without a key"
-            raise CoterieError(
-                f"{server} turned this client away: it does not accept {how} "
-                f"(HTTP {error.response.status_code}); ask for a key (`coterie certs`) and join with --certs."
-            ) from error
+            raise turned_away(server, error.response, security.key is not None, there) from error
         except (httpx.TransportError, OSError) as error:
-            raise _unreachable(server, security, error) from error
-
-
-def _clock(response: httpx.Response) -> str:
-    """How far this machine's clock is from the server's, where that is why a signature is refused (HTTP 401)."""
-    try:
-        theirs = parsedate_to_datetime(response.headers["date"])
-    except (KeyError, ValueError, TypeError):
-        return ""
-    ahead = (_now() - theirs.astimezone(datetime.UTC)).total_seconds()
-    if response.status_code != 401 or -_SLOW_SECONDS < ahead < _FAST_SECONDS:
-        return ""
-    return f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _unreachable(server: str, security: Security, error: Exception) -> Exception:
-    text = str(error)
-    if "not yet valid" in text or "has expired" in text:
-        return CoterieError(
-            f"The certificate of {server} is not valid by this machine's clock ({_now():%Y-%m-%d %H:%M} UTC): {text}; "
-            f"set the clock, or make new certificates with `coterie certs`."
-        )
-    if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
-        return CoterieError(
-            f"{server} is not the server that the CA in {security.ca} has signed ({text}); "
-            "check the address and the CA."
-        )
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and security.ca is None:
-        return CoterieError(f"{server} does not answer in plain text; join with --certs if it uses TLS ({text}).")
-    if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text:
-        return CoterieError(f"{server} does not use TLS; start `coterie serve` with --certs, too.")
-    return _Gone(f"{server} cannot be reached ({text})")
+            why = never_reached(server, security.ca, error)
+            raise (CoterieError(why) if why else _Gone(f"{server} cannot be reached ({error})")) from error
 
 
 def _serve(member: Member, session: Session, limit: int, stay: bool, note: Note) -> bool:

@@ -137,7 +137,8 @@ class RequestFilter:
         if not path.startswith(_FLEET) and not _is_local(host):
             await self._refuse(send, 403, f"{host} asked for {path}, which is for this machine alone")
             return
-        if not path.startswith(_FLEET) and path != _HEALTH and not self._is_operator(scope):
+        asks_health = path == _HEALTH and TOKEN_HEADER.encode() not in dict(scope["headers"])
+        if not path.startswith(_FLEET) and not asks_health and not self._is_operator(scope):
             await self._refuse(send, 403, f"{host} asked for {path} without the token of this run's operator")
             return
         if path.startswith(_FLEET):

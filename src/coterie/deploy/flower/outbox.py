@@ -7,6 +7,7 @@ until all of it has arrived, so that a client that was killed, and comes back wi
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,7 +29,7 @@ T = TypeVar("T")
 _WORTH_KEEPING = 1 << 20  # bytes; less is sent in a moment
 _RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0
-_FILE, _DONE = "upload", "upload.sent"
+_FILE, _DONE, _NODE = "upload", "upload.sent", "node"
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,34 @@ class Upload:
 
 
 class Outbox:
-    """The one upload that a connection is busy with, in a folder that its owner alone can read."""
+    """The one upload that a connection is busy with, and whose it is, in a folder that its owner alone can read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def joined(self, node: int) -> None:
+        """Write down that this process is connected, as that node."""
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self._folder / _NODE, f"{node} {os.getpid()}".encode(), private=True)
+
+    def left(self) -> None:
+        """It has signed off."""
+        with suppress(OSError):
+            (self._folder / _NODE).unlink(missing_ok=True)
+
+    @property
+    def did_not_leave(self) -> bool:
+        """Whether a process with this folder has joined and not signed off: it was killed, or is still there."""
+        return (self._folder / _NODE).is_file()
+
+    def killed(self) -> int | None:
+        """The node of a process that has joined, not signed off, and is no more."""
+        try:
+            node, process = map(int, (self._folder / _NODE).read_text(encoding="ascii").split())
+        except (OSError, ValueError):
+            return None
+        return None if process != os.getpid() and _is_alive(process) else node
 
     def keep(self, node: int, run: int, session: str, pieces: Mapping[str, bytes]) -> None:
         """Write an upload down before it begins; a short one, or one that the disk has no room for, is not kept."""
@@ -79,6 +104,16 @@ class Outbox:
             return None
         rest = {name: piece for name, piece in upload.pieces.items() if name not in done}
         return Upload(upload.node, upload.run, upload.session, rest)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 class Stubborn:

@@ -106,9 +106,13 @@ class SuperLink:
 
     def _as_operator(self, client: C) -> C:
         """Have a client show the token of the run (see `flower_link`) with every call."""
-        if self._token:
-            client._client.headers[flower_link.TOKEN_HEADER] = self._token
+        client._client.headers.update(self.shown)
         return client
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """What a request carries that comes from the run's operator."""
+        return {flower_link.TOKEN_HEADER: self._token} if self._token else {}
 
     @property
     def _root(self) -> bytes | None:
@@ -246,12 +250,13 @@ def _await(link: SuperLink, process: subprocess.Popen[bytes], log: Path, port: i
             if process.poll() is not None:
                 raise CoterieError(f"The SuperLink did not start at port {port}; it said: {_last_line(log)}")
             try:
-                client.get(f"{scheme}://{link.address}/health", timeout=1.0)
+                # with the token: another SuperLink at that address does not know it
+                health = client.get(f"{scheme}://{link.address}/health", headers=link.shown, timeout=1.0)
+                if health.status_code < 400 and process.poll() is None:
+                    return
             except httpx.HTTPError:
-                pause(0.1)
-                continue
-            if process.poll() is None:
-                return
+                pass
+            pause(0.1)
     raise CoterieError(f"The SuperLink did not start within {_START_SECONDS:g} s; it said: {_last_line(log)}")
 
 
