@@ -27,7 +27,7 @@ from coterie.runs.loop import RoundLoop
 from coterie.runs.options import RunOptions
 from coterie.simulation.faults import Faults
 
-from ..tiny import StopAt, fingerprint, made, only
+from ..tiny import StopAt, fingerprint, made, only, six_digits
 from .wiring import MODEL, Here, devices, federation, poisoned, run_spec
 
 SERVED = [name for name, kind in METHODS.items() if not issubclass(kind, PeerMethod) and name != "oracle"]
@@ -46,12 +46,13 @@ def server_side(result: Result) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_real_clients_end_as_simulated_ones(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
-    alone = simulated(name, digits)
-    clients = Here(devices(digits, tmp_path))
-    remote = RoundLoop(made(name), federation(made(name), digits, clients), RunOptions(rounds=3)).run()
+def test_real_clients_end_as_simulated_ones(name: str, tmp_path: Path) -> None:
+    six = six_digits()
+    alone = simulated(name, six)
+    clients = Here(devices(six, tmp_path))
+    remote = RoundLoop(made(name), federation(made(name), six, clients), RunOptions(rounds=3)).run()
     assert server_side(remote) == server_side(alone)
-    for client in digits.ids:
+    for client in six.ids:
         kept = alone.models.get(f"client-{client}")
         if kept is not None:
             memory = DiskMemory(tmp_path / client, "test").recall("nobody", 99)

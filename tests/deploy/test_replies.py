@@ -10,6 +10,7 @@ import pytest
 
 from coterie.core import wire
 from coterie.data.own import OwnPopulation
+from coterie.deploy.flower.client import poll_pause
 
 from ..tiny import made
 from .wiring import Here, devices, federation, poisoned
@@ -82,3 +83,7 @@ def test_who_breaks_the_rules_twice_is_not_asked_for_a_while_and_everybody_is_to
     assert f"{odd} is not asked for 4 rounds, after 2 replies against the rules" in heard
     assert clients.told[0][0] == odd
     assert "you are not asked for 4 rounds" in clients.told[0][1]
+
+
+def test_clients_ask_less_often_the_longer_nothing_comes() -> None:
+    assert [poll_pause(idle) for idle in (0.0, 0.5, 2.0, 5.0, 10.0, 3600.0)] == [0.1, 0.1, 0.2, 0.5, 1.0, 1.0]

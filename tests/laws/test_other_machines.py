@@ -20,11 +20,12 @@ from coterie.kernel import library
 ROOT = Path(__file__).resolve().parents[2]
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 MACHINES: dict[str, dict[str, str]] = {
-    "four-threads": {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"},
-    "no-vectors": {"ATEN_CPU_CAPABILITY": "default"},
+    "four-threads, no-vectors": {
+        **{"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4", "ATEN_CPU_CAPABILITY": "default"}
+    },
     "avx2": {**AVX2, "OMP_NUM_THREADS": "2", library.VARIABLE: "v3"},
 }
-BESIDE = {"four-threads": "panm", "no-vectors": "md-icfl", "avx2": "fedavg"}
+BESIDE = {"four-threads, no-vectors": "panm", "avx2": "md-icfl"}
 """The method that is tried on a machine beside FedCG."""
 
 

@@ -19,7 +19,7 @@ from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.trained import TrainedRun
 
-from ..tiny import batchnorm_net, made, small_net
+from ..tiny import batchnorm_net, made, six_digits, small_net
 
 SERVES = [
     n for n, kind in METHODS.items() if not issubclass(kind, PeerMethod) and n not in ("local", "fedfomo", "oracle")
@@ -32,9 +32,10 @@ def used(method: Any, population: OwnPopulation, out: Path, model: Any = small_n
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_client_is_served_as_it_was_evaluated(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
+def test_every_client_is_served_as_it_was_evaluated(name: str, tmp_path: Path) -> None:
     """The model of each client answers right as often as the evaluation at the end of the run says."""
-    run = used(made(name), digits, tmp_path / "run")
+    digits = six_digits()
+    run = used(made(name, epochs=1), digits, tmp_path / "run")
     for client, accuracy in zip(run.clients, run.result.per_client_accuracy, strict=True):
         test = digits.client(client).test
         right = run.predict(client, test.x) == test.y.numpy()
@@ -53,11 +54,10 @@ def test_statistics_of_batchnorm_are_the_clients(name: str, digits: OwnPopulatio
 
 
 @pytest.mark.parametrize("name", SERVES)
-def test_a_newcomer_with_a_clients_data_is_served_as_that_client(
-    name: str, digits: OwnPopulation, tmp_path: Path
-) -> None:
+def test_a_newcomer_with_a_clients_data_is_served_as_that_client(name: str, tmp_path: Path) -> None:
     """It has the same data under another name: it comes into the same group and its model is a whole one."""
-    run = used(made(name), digits, tmp_path / "run")
+    digits = six_digits()
+    run = used(made(name, epochs=1), digits, tmp_path / "run")
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     data = digits.client("c4").train
     new = run.admit(data.x, data.y)

@@ -82,17 +82,41 @@ def cluster() -> Iterator[Any]:
     os.environ.update(before)
 
 
+@pytest.fixture
+def joined(cluster: Any) -> Any:
+    """The same cluster, which this process has joined: its workers then serve several runs, and import torch once."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address=cluster.address, log_to_driver=False)
+    return cluster
+
+
 def on(cluster: Any) -> EngineOptions:
     return EngineOptions(backend="ray", address=cluster.address)
 
 
+def check_the_same_run(name: str, net: Any, cluster: Any, digits: OwnPopulation) -> None:
+    alone = run(made(name), digits, net, rounds=2, engine=ALONE)
+    result = run(made(name), digits, net, rounds=2, engine=on(cluster))
+    assert fingerprint(result) == fingerprint(alone)
+    assert "Ray with 2 processors on 2 nodes" in result.engine
+
+
 def test_ray_gives_the_same_run(cluster: Any, digits: OwnPopulation) -> None:
-    """With client memories (scaffold) on the kernel, and buffers (BatchNorm) on torch."""
-    for name, net in (("scaffold", small_net), ("ifca", batchnorm_net)):
-        alone = run(made(name), digits, net, rounds=2, engine=ALONE)
-        result = run(made(name), digits, net, rounds=2, engine=on(cluster))
-        assert fingerprint(result) == fingerprint(alone)
-        assert "Ray with 2 processors on 2 nodes" in result.engine
+    """With client memories, on the kernel; the run joins the cluster and leaves it."""
+    import ray
+
+    check_the_same_run("scaffold", small_net, cluster, digits)
+    assert not ray.is_initialized()
+
+
+def test_ray_gives_the_same_run_with_buffers(joined: Any, digits: OwnPopulation) -> None:
+    """On torch, in a cluster that the user has joined and stays in."""
+    import ray
+
+    check_the_same_run("ifca", batchnorm_net, joined, digits)
+    assert ray.is_initialized()
 
 
 def test_ray_makes_a_named_population_where_it_is_used() -> None:
@@ -107,17 +131,17 @@ def test_ray_makes_a_named_population_where_it_is_used() -> None:
     assert first.y.equal(second.y)
 
 
-def test_ray_names_what_a_client_function_fails_with(cluster: Any, digits: OwnPopulation) -> None:
+def test_ray_names_what_a_client_function_fails_with(joined: Any, digits: OwnPopulation) -> None:
     with pytest.raises(RuntimeError, match="no_such_thing"):
-        run(Failing(**TRAINING), digits, small_net, rounds=1, engine=on(cluster))
+        run(Failing(**TRAINING), digits, small_net, rounds=1, engine=on(joined))
 
 
-def test_ray_does_the_work_of_a_lost_node_again(cluster: Any, digits: OwnPopulation, tmp_path: Path) -> None:
+def test_ray_does_the_work_of_a_lost_node_again(joined: Any, digits: OwnPopulation, tmp_path: Path) -> None:
     """The second node is killed, with all its processes, while a client trains there."""
     alone = run(TellsWhere(**TRAINING), digits, small_net, rounds=2, engine=ALONE)
-    doomed = cluster.worker_nodes.copy().pop()
+    doomed = joined.worker_nodes.copy().pop()
     (tmp_path / "doomed").write_text(doomed.node_id)
-    result = run(TellsWhere(**TRAINING, folder=str(tmp_path)), digits, small_net, rounds=2, engine=on(cluster))
+    result = run(TellsWhere(**TRAINING, folder=str(tmp_path)), digits, small_net, rounds=2, engine=on(joined))
     assert fingerprint(result)["models"] == fingerprint(alone)["models"]
     assert fingerprint(result)["accuracy"] == fingerprint(alone)["accuracy"]
     assert result.failures == 0, "no client's reply is missing"
