@@ -195,7 +195,22 @@ def test_a_loss_that_pairs_every_output_with_every_target_is_refused() -> None:
 
     with pytest.raises(CoterieError, match=r"every pair of samples; take the outputs as output\.squeeze\(1\)"):
         run(method("fedavg", lr=0.1), lines(), linear(1), rounds=1, loss=crossed, engine=ALONE)
-    for right in (each, lambda output, target: each(output[:, 0], target), lambda o, t: each(o, t.unsqueeze(1)[:, 0])):
+
+    def ranked(output: Tensor, target: Tensor) -> Tensor:
+        """Pairs samples on purpose."""
+        gaps = output.reshape(-1, 1) - output.reshape(1, -1)
+        return (gaps - target[:, None] + target[None]).square().mean() + 0.1 * each(output, target)
+
+    def columns(output: Tensor, target: Tensor) -> Tensor:
+        return ((output - output.T) - target[:, None] + target[None]).square().mean() + 0.1 * each(output, target)
+
+    for right in (
+        each,
+        ranked,
+        columns,
+        lambda output, target: each(output[:, 0], target),
+        lambda o, t: each(o, t.unsqueeze(1)[:, 0]),
+    ):
         result = run(method("fedavg", lr=0.1), lines(), linear(1), rounds=3, loss=right, engine=ALONE)
         assert result.score is not None
         assert result.floor is not None

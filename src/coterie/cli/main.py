@@ -26,6 +26,7 @@ from coterie.cli.options import (
     ImageOption,
     OutOption,
     RootOption,
+    RoundsOption,
     RunOptions,
     SamplesOption,
     TargetOption,
@@ -84,6 +85,7 @@ def run(
     method: Annotated[str | None, typer.Argument(help="a name of `coterie list methods`")] = None,
     *,
     options: RunOptions,
+    rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
     out: OutOption = None,
 ) -> None:
@@ -92,7 +94,7 @@ def run(
     from coterie.runs.config import from_tables
     from coterie.runs.experiment import execute
 
-    settings = from_tables(options.tables(method, seed=seed))
+    settings = from_tables(options.tables(method, rounds=rounds, seed=seed))
     folder = out or Path("runs") / f"{settings.label}-{cli_runs.subject(settings)}-seed{settings.seed}"
     with cli_runs.watched(settings, folder, settings.track) as view:
         execute(settings, folder, view=view)
@@ -123,6 +125,7 @@ def compare(
     methods: Annotated[list[str], typer.Argument(help="two or more names of `coterie list methods`")],
     *,
     options: RunOptions,
+    rounds: RoundsOption = None,
     seeds: Annotated[str, typer.Option("--seeds", help="seeds, such as 0,1,2")] = "0",
     target: Annotated[
         float | None, typer.Option("--target", help="accuracy to reach: reports bytes and rounds")
@@ -140,7 +143,7 @@ def compare(
     numbers = cli_runs.numbers(seeds)
     given = options.assignments or []
     configs = [
-        from_tables(options.tables(method, cli_runs.fitting(method, methods, given)))
+        from_tables(options.tables(method, cli_runs.fitting(method, methods, given), rounds=rounds))
         for method in dict.fromkeys(methods)
     ]
     folder = out or Path("runs") / f"compare-{cli_runs.subject(configs[0])}"

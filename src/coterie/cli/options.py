@@ -78,7 +78,6 @@ class RunOptions:
     model: ModelOption = None
     loss: LossOption = None
     metric: MetricOption = None
-    rounds: RoundsOption = None
     clients: ClientsOption = None
     samples: SamplesOption = None
     groups: GroupsOption = None

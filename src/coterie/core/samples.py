@@ -85,6 +85,9 @@ def _line(
     return factor.to(dtype).to(device), shift
 
 
+_PARTS = ("train", "valid", "test")
+
+
 class ClientData:
     """One client's own data, all parts under its own shift; a part given as a function is made when first looked at."""
 
@@ -97,8 +100,8 @@ class ClientData:
         self._train, self._test, self._valid = train, test, valid
 
     def __repr__(self) -> str:
-        valid = f", {len(self.valid)} to choose by" if self.valid is not None else ""
-        return f"<data of a client: {len(self.train)} samples to train on{valid}, {len(self.test)} to test on>"
+        made = [f"{name} {len(part)}" for name in _PARTS if (part := self.__dict__.get(name)) is not None]
+        return f"<data of a client: {', '.join(made) or 'not looked at yet'}>"
 
     @cached_property
     def train(self) -> Samples:

@@ -165,14 +165,20 @@ def check_loss(loss: Any, known: Collection[str]) -> None:
 def check_shapes(function: Callable[[Tensor, Tensor], Tensor], targets: torch.dtype) -> None:
     """Refuse a loss in which outputs [n, 1] and targets [n] become [n, n]: it would learn the mean of all targets.
 
-    Outputs 0 and 1 and targets 0 and 1: what compares sample by sample gives the same for outputs of both shapes.
+    Such a loss is the same whichever output the targets belong to, but for outputs of shape [n]. One that pairs samples
+    on purpose (a ranking) is not, nor is one that compares them one by one.
     """
-    output, target = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]).to(targets)
+    output = torch.tensor([[0.3], [0.8]])
+    target = torch.tensor([0.4, 0.9]) if targets.is_floating_point else torch.tensor([0, 1])
+    orders = [target.to(targets), target.flip(0).to(targets)]
     try:
-        crossed, each = (function(shaped.requires_grad_(), target) for shaped in (output, output.detach().squeeze(1)))
+        crossed, each = (
+            [function(shaped.clone().requires_grad_(), order) for order in orders]
+            for shaped in (output, output.squeeze(1))
+        )
     except Exception:  # it wants outputs of one shape alone, so it knows what it does with them
         return
-    if not torch.allclose(crossed, each):
+    if torch.allclose(crossed[0], crossed[1]) and not torch.allclose(each[0], each[1], equal_nan=True):
         raise CoterieError(
             "The loss compares outputs of shape [n, 1] with targets of shape [n], which gives every pair of samples; "
             "take the outputs as output.squeeze(1) there."

@@ -25,7 +25,6 @@ _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi")
 _FAST = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _SANITIZE = (
     *("-O0", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
-    "-fno-sanitize=null,pointer-overflow",  # many checks, and AddressSanitizer finds where such a pointer is used
     "-DCOTERIE_SANITIZED",
 )
 
