@@ -34,7 +34,7 @@ docs: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(VENV)/bin/python -m benchmarks
 
-$(VENV)/installed: pyproject.toml constraints.txt setup.py $(wildcard src/coterie/kernel/*.cpp src/coterie/kernel/*.hpp)
+$(VENV)/installed: pyproject.toml constraints.txt setup.py src/coterie/kernel/build.py $(wildcard src/coterie/kernel/*.cpp src/coterie/kernel/*.hpp)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch setuptools wheel
 	$(PIP) --no-build-isolation --editable .
