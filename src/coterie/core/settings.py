@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import tomllib
@@ -34,9 +35,14 @@ def quoted(value: Any) -> Any:
     return Quoted(value) if isinstance(value, str) else value
 
 
+@functools.lru_cache(maxsize=256)
+def _type_hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def from_settings(kind: type[T], settings: Mapping[str, Any], owner: str) -> T:
     """Make a dataclass from settings; an unknown key or a wrong type is refused by name."""
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(typing.cast(Any, kind))
     known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in settings:
         if key not in known:

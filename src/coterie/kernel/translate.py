@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from coterie.core.task import DRAWING
 from coterie.kernel.chain import BATCH, LAYERS, NETWORKS, Chain, NotKnown
 from coterie.kernel.library import Library, installed
 from coterie.kernel.net import Kind, Loss, Net
+from coterie.kernel.structure import structure
 from coterie.kernel.verify import difference
 
 _ACTIVATIONS: dict[Any, Kind] = {
@@ -32,6 +34,9 @@ _POOLS: frozenset[Any] = frozenset((F.max_pool2d, torch.max_pool2d))
 _AVERAGES: frozenset[Any] = frozenset((F.avg_pool2d, torch._C._nn.avg_pool2d))
 _MEANS: frozenset[Any] = frozenset(("mean", torch.mean))
 _NOTHING: frozenset[Any] = frozenset(("contiguous",))
+_MOST_PLANS = 64
+_PLANS: dict[Hashable, Net | Refusal] = {}
+"""Plans for networks of torch's own layers, by structure: a plan takes ten milliseconds, which many short runs feel."""
 
 
 def plan(module: nn.Module, input_shape: tuple[int, ...], loss: Loss = "cross_entropy") -> Net | Refusal:
@@ -39,7 +44,16 @@ def plan(module: nn.Module, input_shape: tuple[int, ...], loss: Loss = "cross_en
     library = installed()
     if isinstance(library, str):
         return Refusal(library)
-    return plan_with(library, module, input_shape, loss)
+    alike = structure(module)
+    if alike is None:
+        return plan_with(library, module, input_shape, loss)
+    key = (library, alike, tuple(input_shape), loss, len(LAYERS), len(NETWORKS))
+    found = _PLANS.get(key)
+    if found is None:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        found = _PLANS[key] = plan_with(library, module, input_shape, loss)
+    return found
 
 
 def plan_with(library: Library, module: nn.Module, input_shape: tuple[int, ...], loss: Loss) -> Net | Refusal:
