@@ -12,29 +12,18 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from hypothesis import settings
-
-from coterie.data.own import OwnPopulation
 
 from . import forked
-from .tiny import tiny_digits
 
-# one torch thread: two on a shared machine are slower than one. Who sets a number gets it: no result may depend on it
-if "OMP_NUM_THREADS" not in os.environ:
-    torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from coterie.data.own import OwnPopulation
+
 # a job in the background ignores Ctrl-C, and so would the commands that it starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-# the same examples every time: a test that fails for one in a thousand is of no use to those who changed something else
-settings.register_profile("same", derandomize=True)
-settings.load_profile("same")
-torch.default_generator.manual_seed(0)  # for what test files make when they are imported
 
 
 LONGEST = (
@@ -45,6 +34,22 @@ LONGEST = (
     "test_examples.py",
 )
 """Files that take half a minute: whoever comes to one of them last keeps the others waiting."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run. The process that hands them out to others needs no torch, and waits the less for it."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+    from hypothesis import settings
+
+    # one torch thread: two on a shared machine are slower. Who sets a number gets it: no result may depend on it
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    # the same examples every time: a test that fails once in a thousand times is no use to who changed something else
+    settings.register_profile("same", derandomize=True)
+    settings.load_profile("same")
+    torch.default_generator.manual_seed(0)  # for what test files make when they are imported
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,12 +65,16 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True)
 def _same_weights_every_time() -> None:
     """Networks that a test makes without a seed begin alike, whatever ran before it."""
+    import torch
+
     torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture
 def digits() -> OwnPopulation:
     """Nine clients in three rotation groups."""
+    from .tiny import tiny_digits
+
     return tiny_digits()
 
 

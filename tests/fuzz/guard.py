@@ -48,10 +48,10 @@ def judged(open_door: Callable[[bytes], object], data: bytes, what: str) -> bool
     except Exception as error:
         raise CaughtError(f"{what}: {type(error).__name__} came out: {str(error)[:300]} [{data[:300]!r}]") from error
     seconds, grown = time.process_time() - began, _peak() - memory
+    if grown > MEGABYTES:  # before the seconds: much memory takes long on a busy machine
+        raise CaughtError(f"{what}: it took {grown} MB [{data[:300]!r}]")
     if seconds > CPU_SECONDS:
         raise CaughtError(f"{what}: it took {seconds:.1f} s [{data[:300]!r}]")
-    if grown > MEGABYTES:
-        raise CaughtError(f"{what}: it took {grown} MB [{data[:300]!r}]")
     if _seen:
         raise CaughtError(f"{what}: it touched {_seen[0]} [{data[:300]!r}]")
     return taken
