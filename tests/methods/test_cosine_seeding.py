@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from coterie.core.task import Task
-from coterie.methods.md_icfl.looks import believed, enough_looks, judgement_due, seen_again, with_looks
+from coterie.methods.md_icfl.looks import believed, compared, enough_looks, judgement_due, seen_again, with_looks
 from coterie.methods.md_icfl.messages import Seeds
 from coterie.methods.md_icfl.seeding import (
     alike,
-    cosine_groups,
+    direction_groups,
     judged,
     numbered,
     placed,
@@ -74,17 +74,52 @@ def test_pulls_have_length_one() -> None:
 
 
 def test_with_everybody_there_the_centre_is_the_rounds_mean() -> None:
-    """(1, 0) and (0, 1) have the mean (1/2, 1/2) and lie opposite to each other; a second look halves the first.
+    """(1, 0) and (0, 1) have the mean (1/2, 1/2) and lie opposite to each other, both at the mean length.
 
-    Then both pull alike: nothing is left of that look, and it does not count.
+    At the second look the first counts half: of v and v the mean is v, of v and -v it is -v / 3. If both pull alike,
+    nothing is left of that look, and it does not count.
     """
     s = 0.5**0.5
     once = looked(Seeds({}, {}), {"a": [1.0, 0.0], "b": [0.0, 1.0]}, 2)
     assert torch.allclose(once.vectors["a"], torch.tensor([s, -s]))
     assert torch.allclose(once.vectors["b"], torch.tensor([-s, s]))
     twice = looked(once, {"a": [1.0, 0.0], "b": [0.0, 1.0]}, 2)
-    assert torch.allclose(twice.vectors["a"], 1.5 * torch.tensor([s, -s]))
+    assert torch.allclose(twice.vectors["a"], torch.tensor([s, -s]))
+    turned = looked(once, {"a": [0.0, 1.0], "b": [1.0, 0.0]}, 2)
+    assert torch.allclose(turned.vectors["a"], torch.tensor([s, -s]) * (0.5 - 1) / 1.5)
     assert looked(once, {"a": [1.0, 0.0], "b": [1.0, 0.0]}, 2).looks == {"a": 1, "b": 1}
+
+
+def test_the_members_of_a_large_group_have_short_vectors() -> None:
+    """Three pull to (1, 0) and one to (0, 1): the mean is (3/4, 1/4), and (1, -1) / 4 and (-3, 3) / 4 are left.
+
+    Their mean length is 3/8 sqrt(2), so that their lengths become 2/3 and 2. By directions alone a member of
+    the large group whose pull differs by little from the others' would be as far from them as a stranger is.
+    """
+    found = looked(Seeds({}, {}), {"a": [1.0, 0.0], "b": [1.0, 0.0], "c": [1.0, 0.0], "d": [0.0, 1.0]}, 4)
+    assert torch.allclose(found.vectors["a"], torch.tensor([1.0, -1.0]) / 2**0.5 * 2 / 3)
+    assert torch.allclose(found.vectors["d"], torch.tensor([-1.0, 1.0]) / 2**0.5 * 2)
+
+
+def test_a_large_group_stays_whole_beside_small_ones() -> None:
+    """Groups of 30, 6, 3 and 1 and noise: by directions alone the large one falls to pieces first."""
+    g = torch.Generator().manual_seed(0)
+    truth = [0] * 30 + [1] * 6 + [2] * 3 + [3]
+    marks = 0.2 * torch.randn(4, 200, generator=g)[torch.tensor(truth)]
+    updates = torch.nn.functional.normalize(1 + marks + 0.25 * torch.randn(40, 200, generator=g), dim=1)
+    names = [f"{i:02d}" for i in range(40)]
+    found = with_looks(Seeds({}, {}), names, updates, None, 40)
+    assert direction_groups(compared(found, 40, 40), 4) == numbered(names, truth)
+    assert not alike(direction_groups(compared(found, 2, 40), 4), numbered(names, truth))
+
+
+def test_with_few_clients_a_round_only_directions_count() -> None:
+    """Two of 40 clients: each look has length 1 then, and vectors are compared by their directions."""
+    found = looked(Seeds({}, {}), {"a": [1.0, 0.0], "b": [0.0, 1.0]}, 40)
+    assert torch.allclose(found.vectors["a"].norm(), torch.tensor(1.0))
+    told = Seeds({"a": torch.tensor([3.0, 4.0])}, {})
+    assert torch.allclose(compared(told, 2, 40)["a"], torch.tensor([0.6, 0.8]))
+    assert compared(told, 4, 40) == told.vectors
 
 
 def test_a_client_alone_is_seen_against_those_of_earlier_rounds() -> None:
@@ -109,7 +144,7 @@ def test_labels_are_regressed_out() -> None:
     truth = numbered(names, [i % 2 for i in range(240)])
 
     def groups(labels: torch.Tensor | None) -> dict[str, int]:
-        return cosine_groups(with_looks(Seeds({}, {}), names, updates, labels, 240).vectors, 2)
+        return direction_groups(with_looks(Seeds({}, {}), names, updates, labels, 240).vectors, 2)
 
     assert alike(groups(shares), truth)
     assert not alike(groups(None), truth)
@@ -133,20 +168,21 @@ def test_agreement_counts_on_fresh_looks_alone() -> None:
     groups = {"a": 0, "b": 0, "c": 1, "d": 1}
     looks = dict.fromkeys("abcd", 2)
     held = {name: torch.tensor(vector) for name, vector in vectors.items()}
-    fresh = judged(Seeds(held, groups, looks=looks, judged=dict.fromkeys("abcd", 1)), 2)
+    fresh = judged(Seeds(held, groups, looks=looks, judged=dict.fromkeys("abcd", 1)), held, 2)
     assert (fresh.alike, fresh.turns, fresh.judged) == (2, 1, looks)
-    assert judged(Seeds(held, groups, looks=looks, judged=looks), 2).alike == 1
+    assert judged(Seeds(held, groups, looks=looks, judged=looks), held, 2).alike == 1
 
 
-def test_who_was_seen_too_seldom_is_put_with_the_nearest_direction() -> None:
-    vectors = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0, 2.0]), "c": torch.tensor([0.1, 0.3])}
-    assert placed(Seeds(vectors, {"a": 0, "b": 1})) == {"a": 0, "b": 1, "c": 1}
+def test_who_was_seen_too_seldom_is_put_with_the_nearest_group() -> None:
+    vectors = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0, 1.0]), "c": torch.tensor([0.2, 0.7])}
+    assert placed(Seeds(vectors, {"a": 0, "b": 1}), vectors) == {"a": 0, "b": 1, "c": 1}
+    assert placed(Seeds(vectors, {"a": 0, "b": 1, "c": 1}), vectors) == {"a": 0, "b": 1, "c": 1}
 
 
 def test_groups_are_numbered_by_their_first_client() -> None:
     vectors = {"b": torch.tensor([0.0, 1.0]), "a": torch.tensor([1.0, 0.1]), "c": torch.tensor([1.0, 0.0])}
-    assert cosine_groups(vectors, 2) == {"a": 0, "b": 1, "c": 0}
-    assert cosine_groups(vectors, 3) == {"a": 0, "b": 1, "c": 2}
+    assert direction_groups(vectors, 2) == {"a": 0, "b": 1, "c": 0}
+    assert direction_groups(vectors, 3) == {"a": 0, "b": 1, "c": 2}
 
 
 def test_partitions_are_compared_whatever_the_numbers() -> None:

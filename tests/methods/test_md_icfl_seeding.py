@@ -119,23 +119,23 @@ def test_impatient_seeding_takes_what_it_has(digits: OwnPopulation) -> None:
     assert result.n_clusters == 3
 
 
-def test_groups_are_believed_once_enough_rounds_agree(digits: OwnPopulation) -> None:
-    def seeding(**settings: Any) -> list[bool]:
-        """After each of seven rounds, whether the seeding still goes on."""
-        method = md(patience=99, **settings)
-        fed = Simulator(method, method.task(Task.of(small_net, digits)), digits, seed=0)
-        state, goes_on = method.init(fed), []
-        for number in range(7):
-            fed.round = number
+def test_groups_are_believed_once_enough_rounds_agree() -> None:
+    """Ten clients in two groups that show at once: with one look, then with each agreement more a round later."""
+    clients = build("rotated-digits", seed=0, clients=10, groups=2, samples=60)
+
+    def rounds(agree: int) -> int:
+        """How many rounds the seeding takes."""
+        method = md(k=2, patience=99, agree=agree)
+        fed = Simulator(method, method.task(Task.of(small_net, clients)), clients, seed=0)
+        state = method.init(fed)
+        while state.seeds is not None:
             state, _ = method.step(state, fed)
             fed.commit()
-            goes_on.append(state.seeds is not None)
+            fed.round += 1
         fed.close()
-        return goes_on
+        return fed.round
 
-    assert seeding(agree=1) == [False] * 7
-    two, three = seeding(agree=2).index(False), seeding(agree=3).index(False)
-    assert 1 <= two < three
+    assert [rounds(agree) for agree in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_samples_that_their_own_model_does_not_know_move_nobody_who_was_seeded(digits: OwnPopulation) -> None:

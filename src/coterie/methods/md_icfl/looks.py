@@ -30,6 +30,12 @@ _TURN = 0.75
 """New looks a client after which groups are judged again; below 1, since some replies are always missing."""
 _NOTHING = 1e-6
 """A direction shorter than this after centring is no look at all: that of the first client, seen alone."""
+_FEW = 1 / 12
+"""With a smaller share of the clients in a round only the directions of vectors are compared, not their lengths.
+
+Lengths tell a large group apart: the centre is near to it, and what is left of its members' directions is short and
+points anywhere. But with few clients a round the centre lags behind the model, and lengths tell chance alone.
+"""
 
 
 def with_looks(seeds: Seeds, ids: Sequence[ClientId], pulls: Tensor, shares: Tensor | None, registered: int) -> Seeds:
@@ -47,13 +53,27 @@ def with_looks(seeds: Seeds, ids: Sequence[ClientId], pulls: Tensor, shares: Ten
     rest = pulls - features @ torch.linalg.solve(gram + ridge * torch.eye(len(gram)), cross)
     vectors, looks = dict(seeds.vectors), dict(seeds.looks)
     memory = 1.0 - _FORGETTING * (1.0 - fading)
-    for client, vector in zip(ids, rest, strict=True):
-        length = float(vector.norm())
+    lengths = rest.norm(dim=1)
+    unit = lengths if few(len(pulls), registered) else lengths.mean().expand_as(lengths)
+    for client, vector, length in zip(ids, rest / unit.clamp_min(_NOTHING)[:, None], lengths.tolist(), strict=True):
         if length > _NOTHING:
-            before = vectors.get(client)
-            vectors[client] = vector / length if before is None else memory * before + vector / length
-            looks[client] = looks.get(client, 0) + 1
+            met = looks.get(client, 0)
+            earlier = sum(memory ** (turn + 1) for turn in range(met))
+            vectors[client] = (earlier * vectors[client] + vector) / (earlier + 1) if met else vector
+            looks[client] = met + 1
     return replace(seeds, vectors=vectors, looks=looks, gram=gram, cross=cross)
+
+
+def few(participants: int, registered: int) -> bool:
+    """Whether so few clients take part in a round that the lengths of vectors tell nothing."""
+    return participants < _FEW * registered
+
+
+def compared(seeds: Seeds, participants: int, registered: int) -> dict[ClientId, Tensor]:
+    """What tells two clients apart: the distance of these vectors."""
+    if not few(participants, registered):
+        return seeds.vectors
+    return {client: torch.nn.functional.normalize(vector, dim=0) for client, vector in seeds.vectors.items()}
 
 
 def judgement_due(seeds: Seeds, registered: int) -> bool:

@@ -13,7 +13,7 @@ from coterie.core.states import Stack
 class Seeds:
     """Cosine seeding on its way.
 
-    Of every client met: the sum of its directions (`vectors`) and of how many rounds it is (`looks`). `groups` is the
+    Of every client met: the mean of its directions (`vectors`) and of how many rounds it is (`looks`). `groups` is the
     last judgement, `judged` what `looks` were then, `turns` how many judgements there were, and `alike` how many of the
     last ones agreed. `gram` and `cross` are the running sums from which the directions' centre follows (`looks.py`).
     """

@@ -1,6 +1,6 @@
 """Ours, not in the paper: the first clusters from the directions of the clients' first updates.
 
-Clients that trained from one common model pull it in directions that differ by group. Of every client a running sum of
+Clients that trained from one common model pull it in directions that differ by group. Of every client a running mean of
 these directions is kept (`looks`), so that rounds add up and clients that were absent count with what they showed.
 """
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, State, cosine, count, row, spread, stack
+from coterie.core.states import Stack, State, count, row, spread, stack
 from coterie.core.task import Task
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import cluster_sizes
 from coterie.methods.md_icfl.distance import known_shares
-from coterie.methods.md_icfl.looks import believed, enough_looks, judgement_due, seen_again, with_looks
+from coterie.methods.md_icfl.looks import believed, compared, enough_looks, judgement_due, seen_again, with_looks
 from coterie.methods.md_icfl.messages import Distanced, Doubts, Seeds
 from coterie.methods.md_icfl.second_look import NEVER_MEASURED
 from coterie.methods.md_icfl.settings import Settings
@@ -51,13 +51,14 @@ def seeding_round(
     everyone = torch.zeros(len(replies.ids), dtype=torch.int64)
     models = spread(row(combined(method.aggregate, trained, weights, everyone, stack([common])), 0), method.k)
     due = judgement_due(seeds, len(fed.ids))
+    vectors = compared(seeds, len(replies.ids), len(fed.ids))
     if due:
-        seeds = judged(seeds, method.k)
+        seeds = judged(seeds, vectors, method.k)
     enough = due and len(seeds.groups) >= max(method.k, len(fed.ids) / 2)
     sure = seeds.alike >= method.agree and enough_looks(seeds, method.agree, len(fed.ids))
     if not enough or (not sure and seeds.turns < method.patience):
         return replace(state, models=models, cluster=dict.fromkeys(seeds.vectors, 0), seeds=seeds), {"seeded": 0}
-    groups = placed(seeds)
+    groups = placed(seeds, vectors)
     mine = torch.tensor([groups[client] for client in replies.ids])
     models = combined(method.aggregate, trained, weights, mine, models, spread(common, len(replies.ids)))
     log: Log = {"seeded": 1, "sizes": cluster_sizes(mine, method.k)}
@@ -66,24 +67,24 @@ def seeding_round(
     return replace(state, models=models, cluster=groups, seeds=None, held=held, doubts=doubts), log
 
 
-def judged(seeds: Seeds, k: int) -> Seeds:
+def judged(seeds: Seeds, vectors: Mapping[ClientId, Tensor], k: int) -> Seeds:
     """The groups of those who were looked at often enough; agreement counts on fresh looks alone."""
-    groups = cosine_groups({client: seeds.vectors[client] for client in believed(seeds)}, k)
+    groups = direction_groups({client: vectors[client] for client in believed(seeds)}, k)
     fresh = {client: seeds.groups[client] for client in seen_again(seeds) if client in seeds.groups}
     agreed = seeds.alike + 1 if steady(groups, fresh) else 1
     return replace(seeds, groups=groups, alike=agreed, turns=seeds.turns + 1, judged=dict(seeds.looks))
 
 
-def placed(seeds: Seeds) -> dict[str, int]:
-    """Everybody's group: as judged, or that whose mean direction is nearest."""
-    rest = [client for client in seeds.vectors if client not in seeds.groups]
+def placed(seeds: Seeds, vectors: Mapping[ClientId, Tensor]) -> dict[str, int]:
+    """Everybody's group: as judged, or that whose mean is nearest."""
+    rest = [client for client in vectors if client not in seeds.groups]
     if not rest:
         return seeds.groups
-    unit = {client: torch.nn.functional.normalize(vector, dim=0) for client, vector in seeds.vectors.items()}
     numbers = range(max(seeds.groups.values()) + 1)
-    members = [[unit[c] for c, group in seeds.groups.items() if group == number] for number in numbers]
+    members = [[vectors[c] for c, group in seeds.groups.items() if group == number] for number in numbers]
     centres = torch.stack([torch.stack(own).mean(0) for own in members])
-    return {**seeds.groups, **{client: int((centres @ unit[client]).argmax()) for client in rest}}
+    nearest = torch.cdist(torch.stack([vectors[client] for client in rest]), centres).argmin(1).tolist()
+    return {**seeds.groups, **dict(zip(rest, nearest, strict=True))}
 
 
 def seeding_layer(task: Task) -> str:
@@ -125,17 +126,14 @@ def pulls(models: Stack, common: State, layer: str) -> Tensor:
     return torch.nn.functional.normalize(updates, dim=1)
 
 
-def cosine_groups(vectors: Mapping[str, Tensor], k: int) -> dict[str, int]:
-    """K groups by average linkage of 1 - cosine, numbered by the first client of each in the order of names."""
+def direction_groups(vectors: Mapping[str, Tensor], k: int) -> dict[str, int]:
+    """K groups by average linkage of the distances, numbered by the first client of each in the order of names."""
     from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import squareform
 
     names = sorted(vectors)
     if len(names) <= k:
         return {name: number for number, name in enumerate(names)}
-    gaps = (1 - cosine(torch.stack([vectors[name] for name in names]))).clamp_min(0).double()
-    gaps = (gaps + gaps.T) / 2
-    tree = linkage(squareform(gaps.fill_diagonal_(0).numpy(), checks=False), "average")
+    tree = linkage(torch.stack([vectors[name] for name in names]).double().numpy(), "average")
     return numbered(names, fcluster(tree, k, "maxclust").tolist())
 
 
