@@ -17,8 +17,8 @@ LONGEST = 6.0
 LONG = 1.5
 AGAINST = -0.5
 """An update longer than `LONG` medians whose cosine with the sum of the others' directions is below `AGAINST` is
-shortened to one median. Attackers that pull the model back come to -0.9; honest clients were seen at -0.36, where groups
-that disagree about labels share one model."""
+shortened to one median. Attackers that pull the model back come to -0.9; honest clients were seen at -0.36, where
+groups that disagree about labels share one model."""
 HEAVIEST = 1.25
 """No reply weighs more than this many upper quartiles of the weights. It is above 1 so that sizes which differ little,
 as honest ones mostly do, stay as they are."""

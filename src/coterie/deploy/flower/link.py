@@ -237,7 +237,9 @@ def main() -> None:
     from starlette.middleware import Middleware
 
     from coterie.deploy.flower.compat import extensions, flower_superlink, log, start_parent_process_monitor
+    from coterie.deploy.flower.direct import call_directly
 
+    call_directly()
     limit = int(os.environ.get(LIMIT, 1 << 29))
     token = os.environ.pop(TOKEN, "")
     filtering = Middleware(RequestFilter, limit=limit, say=lambda text: log(30, "%s", text), token=token)
