@@ -41,11 +41,16 @@ def run_cell(kind: Kind, condition: Condition, method: str, seed: int) -> dict[s
     return {**where, **{key: found[key] for key in _KEPT if key in found}}
 
 
-def run_missing(file: Path, kind: Kind, methods: Iterable[str], seeds: Sequence[int], note: Note) -> None:
-    """Run what the file does not hold yet, and write each run to it as soon as it is finished."""
+def run_missing(
+    file: Path, kind: Kind, methods: Iterable[str], seeds: Sequence[int], note: Note, where: Sequence[str] = ()
+) -> None:
+    """Run what the file does not hold yet, and write each run to it as soon as it is finished.
+
+    `where` names conditions; without it there are all of them.
+    """
     there = {(r["data"], r["condition"], r["method"], r["seed"]) for r in records(file)}
     for seed in seeds:
-        for condition in CONDITIONS:
+        for condition in [each for each in CONDITIONS if not where or each.name in where]:
             for method in methods:
                 if (kind.name, condition.name, method, seed) in there:
                     continue

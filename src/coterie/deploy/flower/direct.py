@@ -2,7 +2,7 @@
 
 Flower puts nine of Starlette's `BaseHTTPMiddleware` around each other. Each starts a task and two streams for every
 request, so that answers without an end can pass. Clients' and executors' answers have an end, and a message crosses the
-SuperLink in about fourteen requests: there each layer simply waits for the next (docs/performance.md).
+SuperLink in about fourteen requests: there each layer simply waits for the next (docs/deployment-costs.md).
 """
 
 from __future__ import annotations
