@@ -105,7 +105,7 @@ def test_a_reply_that_claims_many_samples_counts_as_little_more_than_one() -> No
 def test_what_is_long_and_against_the_others_is_shortened_to_the_median() -> None:
     """Three updates (1, 0), and one of length 2, at an angle to their sum of which the cosine is c.
 
-    Only where that is below -0.5 (c = -0.6) it is made 1 long; a short one (length 1.2) is left as it is.
+    Only where that is below -0.6 (c = -0.7) it is made 1 long; a short one (length 1.2) is left as it is.
     """
     sent, groups = {"w": torch.zeros(4, 2, dtype=torch.float64)}, torch.zeros(4, dtype=torch.int64)
 
@@ -116,9 +116,9 @@ def test_what_is_long_and_against_the_others_is_shortened_to_the_median() -> Non
         assert found[:3].tolist() == [1.0] * 3
         return float(found[3])
 
-    assert (LONG, AGAINST) == (1.5, -0.5)
-    assert factor(2, -0.6) == pytest.approx(1 / 2)
-    assert [factor(2, -0.4), factor(2, 0.9), factor(1.2, -1.0)] == [1.0] * 3
+    assert (LONG, AGAINST) == (1.5, -0.6)
+    assert factor(2, -0.7) == pytest.approx(1 / 2)
+    assert [factor(2, -0.5), factor(2, 0.9), factor(1.2, -1.0)] == [1.0] * 3
     assert factor(8, 0.9) == pytest.approx(6 / 8)
 
 

@@ -15,9 +15,9 @@ from coterie.core.states import Picked, Seen, Stack, columns_of, count, part
 LONGEST = 6.0
 """`clipped` shortens updates to this many median lengths. Honest updates reached 4.4 on multi-source-digits."""
 LONG = 1.5
-AGAINST = -0.5
+AGAINST = -0.6
 """An update longer than `LONG` medians whose cosine with the sum of the others' directions is below `AGAINST` is
-shortened to one median. Attackers that pull the model back come to -0.9; honest clients were seen at -0.36, where
+shortened to one median. Attackers that pull the model back come to -0.9; honest clients were seen at -0.47, where
 groups that disagree about labels share one model."""
 HEAVIEST = 1.25
 """No reply weighs more than this many upper quartiles of the weights. It is above 1 so that sizes which differ little,
