@@ -18,7 +18,7 @@ from coterie.deploy.certificates import make_certificates
 from coterie.deploy.flower.superlink import own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.runs.config import RunConfig, from_tables, read_tables
-from coterie.runs.experiment import execute
+from coterie.runs.experiment import execute, population_of
 from coterie.runs.folder import RunFolder
 from coterie.runs.serve import ServeOptions, conduct
 from coterie.runs.view import SilentView
@@ -82,7 +82,7 @@ def _flower(folder: Path, clients: int) -> dict[str, object]:
         server = f"127.0.0.1:{tap.port}"
         joined = [
             Command(folder, str(name), "join", "--server", server, "--name", name, "--data", "run.toml", "--stay")
-            for name in range(clients)
+            for name in population_of(config.scenario, config.seed).ids
         ]
         try:
             with link.grid() as grid:
@@ -120,10 +120,11 @@ def peers() -> list[dict[str, object]]:
 def peers_of(folder: Path, clients: int, tls: bool) -> dict[str, object]:
     config, alone = _config(folder, "panm", clients, "k = 2\nl = 3"), Clock()
     simulated = execute(config, None, view=alone)
-    make_certificates(folder / "certs", [str(name) for name in range(clients)], ["127.0.0.1"])
-    ports = [free_port() for _ in range(clients)]
+    names = population_of(config.scenario, config.seed).ids
+    make_certificates(folder / "certs", names, ["127.0.0.1"])
+    ports = [free_port() for _ in names]
     started = []
-    for name, port in enumerate(ports):
+    for name, port in zip(names, ports, strict=True):
         what = ("--config", "run.toml", "--data", "run.toml", "--name", name, "--out", f"out-{name}")
         where = ("--listen", f"127.0.0.1:{port}", "--seeds", f"127.0.0.1:{ports[0]}", "--peers", clients)
         how = ("--timeout", LONG, "--patience", LONG, *(("--certs", f"certs/clients/{name}") if tls else ()))
@@ -134,8 +135,8 @@ def peers_of(folder: Path, clients: int, tls: bool) -> dict[str, object]:
     finally:
         for command in started:
             command.stop()
-    results = [json.loads((folder / f"out-{name}" / "result.json").read_text()) for name in range(clients)]
-    with open(folder / "out-0" / "metrics.csv", newline="") as file:
+    results = [json.loads((folder / f"out-{name}" / "result.json").read_text()) for name in names]
+    with open(folder / f"out-{names[0]}" / "metrics.csv", newline="") as file:
         ends = [float(row["seconds"]) for row in csv.DictReader(file)]
     return {
         "peers": clients,
