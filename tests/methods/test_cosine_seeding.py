@@ -113,6 +113,13 @@ def test_a_large_group_stays_whole_beside_small_ones() -> None:
     assert not alike(direction_groups(compared(found, 2, 40), 4), numbered(names, truth))
 
 
+def test_where_no_group_is_large_lengths_do_not_count() -> None:
+    """Four clients at an angle of 0 and four at 0.3, two short and two long of each: by distance length parts them."""
+    angles, lengths = torch.tensor([0.0, 0.3]).repeat_interleave(4), torch.tensor([1.0, 1.0, 3.0, 3.0]).repeat(2)
+    rows = lengths[:, None] * torch.stack([angles.cos(), angles.sin()], 1)
+    assert list(direction_groups(dict(zip("abcdefgh", rows, strict=True)), 2).values()) == [0] * 4 + [1] * 4
+
+
 def test_with_few_clients_a_round_only_directions_count() -> None:
     """Two of 40 clients: each look has length 1 then, and vectors are compared by their directions."""
     found = looked(Seeds({}, {}), {"a": [1.0, 0.0], "b": [0.0, 1.0]}, 40)

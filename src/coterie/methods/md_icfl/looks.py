@@ -33,8 +33,8 @@ _NOTHING = 1e-6
 _FEW = 1 / 12
 """With a smaller share of the clients in a round only the directions of vectors are compared, not their lengths.
 
-Lengths tell a large group apart: the centre is near to it, and what is left of its members' directions is short and
-points anywhere. But with few clients a round the centre lags behind the model, and lengths tell chance alone.
+Lengths tell a large group apart: the centre is near to it, and what is left of its members' pulls is short and points
+anywhere. But with few clients a round the centre lags behind the model, and lengths tell chance alone.
 """
 
 

@@ -28,6 +28,8 @@ from coterie.methods.md_icfl.settings import Settings
 
 _ALIKE = 0.9
 """The adjusted Rand index from which two judgements agree."""
+_LARGE = 0.5
+"""A group is large beside the others from this part of the way on between an equal share of the clients and all."""
 
 
 def seeding_round(
@@ -127,14 +129,28 @@ def pulls(models: Stack, common: State, layer: str) -> Tensor:
 
 
 def direction_groups(vectors: Mapping[str, Tensor], k: int) -> dict[str, int]:
-    """K groups by average linkage of the distances, numbered by the first client of each in the order of names."""
-    from scipy.cluster.hierarchy import fcluster, linkage
+    """K groups by average linkage, numbered by the first client of each in the order of names.
 
+    By the vectors' distances, if that gives a large group; else by their directions alone. What is left of a large
+    group's pulls is short and points anywhere (`looks`), which directions take for many groups. Where no group is
+    large, lengths tell of uneven labels rather than of groups.
+    """
     names = sorted(vectors)
     if len(names) <= k:
         return {name: number for number, name in enumerate(names)}
-    tree = linkage(torch.stack([vectors[name] for name in names]).double().numpy(), "average")
-    return numbered(names, fcluster(tree, k, "maxclust").tolist())
+    rows = torch.stack([vectors[name] for name in names]).double()
+    by_distance = _linked(rows, k)
+    large = (1 - _LARGE) / k + _LARGE
+    if max(Counter(by_distance).values()) >= large * len(names):
+        return numbered(names, by_distance)
+    return numbered(names, _linked(torch.nn.functional.normalize(rows, dim=1), k))
+
+
+def _linked(rows: Tensor, k: int) -> list[int]:
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    found: list[int] = fcluster(linkage(rows.numpy(), "average"), k, "maxclust").tolist()
+    return found
 
 
 def numbered(names: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
