@@ -15,7 +15,18 @@ from torch import Tensor
 from coterie import run
 from coterie.core.aggregate import REACH, RULES, Rule, combined, combined_bags, combined_one
 from coterie.core.checks import check_reply
-from coterie.core.lengths import AGAINST, FAR, HEAVIEST, JUDGES, LONG, LONGEST, capped, clip_factors, too_long
+from coterie.core.lengths import (
+    AGAINST,
+    FAR,
+    FEW_AGAINST,
+    HEAVIEST,
+    JUDGES,
+    LONG,
+    LONGEST,
+    capped,
+    clip_factors,
+    too_long,
+)
 from coterie.core.states import Stack, State, group_means
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
@@ -105,8 +116,8 @@ def test_a_reply_that_claims_many_samples_counts_as_little_more_than_one() -> No
 def test_what_is_long_and_against_the_others_is_shortened_to_the_median() -> None:
     """Seven updates (1, 0), and one of length 2, at an angle to their sum of which the cosine is c.
 
-    Only where that is below -0.6 (c = -0.7) it is made 1 long; a short one (length 1.2) is left as it is, and so are
-    all where there are fewer than eight.
+    Only where that is below -0.6 (c = -0.7) it is made 1 long; a short one (length 1.2) is left as it is. Where there
+    are fewer than eight, c must be below -0.8.
     """
 
     def factor(length: float, cosine: float, others: int = 7) -> float:
@@ -117,10 +128,11 @@ def test_what_is_long_and_against_the_others_is_shortened_to_the_median() -> Non
         assert found[:-1].tolist() == [1.0] * others
         return float(found[-1])
 
-    assert (LONG, AGAINST, JUDGES) == (1.5, -0.6, 8)
+    assert (LONG, AGAINST, JUDGES, FEW_AGAINST) == (1.5, -0.6, 8, -0.8)
     assert factor(2, -0.7) == pytest.approx(1 / 2)
     assert [factor(2, -0.5), factor(2, 0.9), factor(1.2, -1.0), factor(2, -0.7, others=6)] == [1.0] * 4
     assert factor(8, 0.9) == factor(8, -0.7, others=6) == pytest.approx(6 / 8)
+    assert factor(2, -0.9, others=6) == pytest.approx(1 / 2)
 
 
 def test_what_no_honest_client_sends_is_not_used_at_all() -> None:

@@ -19,8 +19,8 @@ AGAINST = -0.6
 """An update longer than `LONG` medians whose cosine with the sum of the others' directions is below `AGAINST` is
 shortened to one median. Attackers that pull the model back come to -0.9; honest clients were seen at -0.47, where
 groups that disagree about labels share one model."""
-JUDGES = 8
-"""Among fewer replies than this none is called against the others: of four honest ones, one was at -0.62."""
+JUDGES, FEW_AGAINST = 8, -0.8
+"""Among fewer replies than `JUDGES` the limit is `FEW_AGAINST`: of four honest ones, one was at -0.62."""
 HEAVIEST = 1.25
 """No reply weighs more than this many upper quartiles of the weights. It is above 1 so that sizes which differ little,
 as honest ones mostly do, stay as they are."""
@@ -79,9 +79,8 @@ def clip_factors(models: Stack, start: Stack | Picked, weights: Tensor, groups: 
         median = middle(lengths[members])
         if not median or float(own.max()) <= LONG * median:
             continue
-        odd = torch.zeros(len(members), dtype=torch.bool)
-        if len(members) >= JUDGES:
-            odd = (own > LONG * median) & (_agreement(models, start, own, members) < AGAINST)
+        against = AGAINST if len(members) >= JUDGES else FEW_AGAINST
+        odd = (own > LONG * median) & (_agreement(models, start, own, members) < against)
         factors[members] = (torch.where(odd, 1.0, LONGEST) * median / own).clamp_max(1.0)
     return factors
 
