@@ -58,7 +58,7 @@ async def _stream(request: Request) -> Response:
 
 def _app() -> Starlette:
     layers = [Middleware(BaseHTTPMiddleware, dispatch=_translated), *(Middleware(k) for k in (Marks, Replaces, Marks))]
-    places = {"/v1/fleet/x": _end, "/v1/fleet/s": _stream, "/v1/control/s": _stream}
+    places = {"/v1/fleet/x": _end, "/v1/fleet/s": _stream, "/v1/control/s": _stream, "/v1/runtime/responses": _stream}
     return Starlette(routes=[Route(path, end, methods=["POST"]) for path, end in places.items()], middleware=layers)
 
 
@@ -70,7 +70,9 @@ def usual() -> Iterator[None]:
     BaseHTTPMiddleware.__call__ = before  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("path", ["/v1/fleet/x", "/v1/fleet/s", "/v1/control/s", "/v1/fleet/nowhere"])
+@pytest.mark.parametrize(
+    "path", ["/v1/fleet/x", "/v1/fleet/s", "/v1/control/s", "/v1/runtime/responses", "/v1/fleet/nowhere"]
+)
 @pytest.mark.parametrize(
     ("body", "headers"), [(b"abc", {}), (b"", {}), (b"bad", {}), (b"worse", {}), (b"abc", {"x-away": "1"})]
 )
@@ -103,5 +105,7 @@ def test_a_layer_waits_for_the_next_one(usual: None, monkeypatch: pytest.MonkeyP
         assert len(made) == 4
         call_directly()
         client.post("/v1/fleet/x", content=b"a")
-        client.post("/v1/control/s", content=b"a")
-    assert len(made) == 8
+        assert len(made) == 4
+        for streams, path in enumerate(("/v1/control/s", "/v1/runtime/responses"), start=2):
+            client.post(path, content=b"a")
+            assert len(made) == 4 * streams

@@ -77,6 +77,19 @@ def test_what_may_compute_anything_has_none(change: Change) -> None:
     assert structure(strange) is None
 
 
+def test_what_is_patched_for_all_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook for every module, and another forward of torch's own class."""
+    before = structure(network())
+    hook = nn.modules.module.register_module_forward_hook(lambda layer, given, out: 2 * out)
+    try:
+        assert structure(network()) is None
+    finally:
+        hook.remove()
+    assert structure(network()) == before
+    monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: 2 * x)
+    assert structure(network()) != before
+
+
 def test_a_class_that_borrows_a_name_is_not_torchs() -> None:
     liar = type("Linear", (nn.Linear,), {"__module__": "torch.nn.modules.linear"})
     assert structure(nn.Sequential(liar(4, 3))) is None

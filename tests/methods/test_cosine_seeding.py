@@ -120,6 +120,23 @@ def test_where_no_group_is_large_lengths_do_not_count() -> None:
     assert list(direction_groups(dict(zip("abcdefgh", rows, strict=True)), 2).values()) == [0] * 4 + [1] * 4
 
 
+def test_a_few_odd_clients_are_not_taken_for_the_small_groups() -> None:
+    """Two groups of ten, and two clients far away from both: by distance, twenty and two."""
+    g = torch.Generator().manual_seed(0)
+    marks = torch.zeros(22, 50)
+    marks[:10, 0], marks[10:20, 0], marks[20:, 1] = 1.0, -1.0, 9.0
+    rows = marks + 0.05 * torch.randn(22, 50, generator=g)
+    names = [f"{i:02d}" for i in range(22)]
+    found = direction_groups(dict(zip(names, rows, strict=True)), 2)
+    assert len({found[name] for name in names[:10]}) == len({found[name] for name in names[10:20]}) == 1
+    assert found["00"] != found["10"]
+
+
+def test_who_did_not_move_has_shown_nothing() -> None:
+    found = looked(Seeds({}, {}), {"a": [1.0, 0.0], "b": [0.0, 1.0], "c": [0.0, 0.0]}, 3)
+    assert found.looks == {"a": 1, "b": 1}
+
+
 def test_with_few_clients_a_round_only_directions_count() -> None:
     """Two of 40 clients: each look has length 1 then, and vectors are compared by their directions."""
     found = looked(Seeds({}, {}), {"a": [1.0, 0.0], "b": [0.0, 1.0]}, 40)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
@@ -16,6 +17,8 @@ def structure(module: nn.Module) -> Hashable | None:
 
     A network with a class, a hook or an attribute of somebody else's may compute anything.
     """
+    if _has_any_global_hook():
+        return None
     tensors: dict[int, int] = {}
     found = []
     for name, layer in module.named_modules(remove_duplicate=False):
@@ -30,7 +33,7 @@ def structure(module: nn.Module) -> Hashable | None:
             elif not _is_plain(value):
                 return None
             attributes.append((key, repr(value)))
-        found.append((name, type(layer), tuple(attributes)))
+        found.append((name, type(layer), type(layer).forward, tuple(attributes)))
     return tuple(found)
 
 

@@ -47,7 +47,7 @@ def plan(module: nn.Module, input_shape: tuple[int, ...], loss: Loss = "cross_en
     alike = structure(module)
     if alike is None:
         return plan_with(library, module, input_shape, loss)
-    key = (library, alike, tuple(input_shape), loss, len(LAYERS), len(NETWORKS))
+    key = (library, alike, tuple(input_shape), loss, tuple(LAYERS.items()), tuple(NETWORKS.items()))
     found = _PLANS.get(key)
     if found is None:
         if len(_PLANS) >= _MOST_PLANS:

@@ -1,8 +1,8 @@
 """Layers of the SuperLink's web application that call each other directly.
 
 Flower puts nine of Starlette's `BaseHTTPMiddleware` around each other. Each starts a task and two streams for every
-request, so that answers without an end can pass. Clients' and executors' answers have an end, and a message crosses the
-SuperLink in about fourteen requests: there each layer simply waits for the next (docs/deployment-costs.md).
+request, so that answers without an end can pass. Clients' and executors' answers have an end, and an order and its
+reply cross the SuperLink in 16 requests: there each layer simply waits for the next (docs/deployment-costs.md).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 _PATHS = ("/v1/fleet/", "/v1/runtime/")
+_STREAMS = ("/v1/runtime/responses",)
+"""Answers that are read while they are made."""
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -46,7 +48,8 @@ def call_directly() -> None:
     usual: Layer = BaseHTTPMiddleware.__call__
 
     async def layer(self: BaseHTTPMiddleware, scope: Event, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(_PATHS):
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not path.startswith(_PATHS) or path.startswith(_STREAMS):
             await usual(self, scope, receive, send)
             return
         kept = _Kept(receive)

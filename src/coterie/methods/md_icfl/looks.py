@@ -41,6 +41,8 @@ anywhere. But with few clients a round the centre lags behind the model, and len
 def with_looks(seeds: Seeds, ids: Sequence[ClientId], pulls: Tensor, shares: Tensor | None, registered: int) -> Seeds:
     """One more look at these clients, whose unit updates are given, [N, D]; `shares` is p_i(y), [N, classes].
 
+    A client whose model did not move has shown nothing.
+
     Earlier looks at the federation fade so that about `registered` of them count: with full participation, those of
     this round alone.
     """
@@ -53,10 +55,11 @@ def with_looks(seeds: Seeds, ids: Sequence[ClientId], pulls: Tensor, shares: Ten
     rest = pulls - features @ torch.linalg.solve(gram + ridge * torch.eye(len(gram)), cross)
     vectors, looks = dict(seeds.vectors), dict(seeds.looks)
     memory = 1.0 - _FORGETTING * (1.0 - fading)
+    still = {client for client, pull in zip(ids, pulls, strict=True) if float(pull.norm()) <= _NOTHING}
     lengths = rest.norm(dim=1)
     unit = lengths if few(len(pulls), registered) else lengths.mean().expand_as(lengths)
     for client, vector, length in zip(ids, rest / unit.clamp_min(_NOTHING)[:, None], lengths.tolist(), strict=True):
-        if length > _NOTHING:
+        if length > _NOTHING and client not in still:
             met = looks.get(client, 0)
             earlier = sum(memory ** (turn + 1) for turn in range(met))
             vectors[client] = (earlier * vectors[client] + vector) / (earlier + 1) if met else vector

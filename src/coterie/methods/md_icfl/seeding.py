@@ -30,6 +30,8 @@ _ALIKE = 0.9
 """The adjusted Rand index from which two judgements agree."""
 _LARGE = 0.5
 """A group is large beside the others from this part of the way on between an equal share of the clients and all."""
+_REST = 1 / 3
+"""... if the others together have at least this part of an equal share."""
 
 
 def seeding_round(
@@ -85,7 +87,8 @@ def placed(seeds: Seeds, vectors: Mapping[ClientId, Tensor]) -> dict[str, int]:
     numbers = range(max(seeds.groups.values()) + 1)
     members = [[vectors[c] for c, group in seeds.groups.items() if group == number] for number in numbers]
     centres = torch.stack([torch.stack(own).mean(0) for own in members])
-    nearest = torch.cdist(torch.stack([vectors[client] for client in rest]), centres).argmin(1).tolist()
+    unplaced = torch.stack([vectors[client] for client in rest])
+    nearest = (unplaced[:, None] - centres[None]).square().sum(2).argmin(1).tolist()
     return {**seeds.groups, **dict(zip(rest, nearest, strict=True))}
 
 
@@ -133,23 +136,25 @@ def direction_groups(vectors: Mapping[str, Tensor], k: int) -> dict[str, int]:
 
     By the vectors' distances, if that gives a large group; else by their directions alone. What is left of a large
     group's pulls is short and points anywhere (`looks`), which directions take for many groups. Where no group is
-    large, lengths tell of uneven labels rather than of groups.
+    large, lengths tell of uneven labels rather than of groups; where nearly all are one group, of single odd clients.
     """
     names = sorted(vectors)
     if len(names) <= k:
         return {name: number for number, name in enumerate(names)}
     rows = torch.stack([vectors[name] for name in names]).double()
     by_distance = _linked(rows, k)
-    large = (1 - _LARGE) / k + _LARGE
-    if max(Counter(by_distance).values()) >= large * len(names):
+    share = max(Counter(by_distance).values()) / len(names)
+    if (1 - _LARGE) / k + _LARGE <= share <= 1 - _REST / k:
         return numbered(names, by_distance)
     return numbered(names, _linked(torch.nn.functional.normalize(rows, dim=1), k))
 
 
 def _linked(rows: Tensor, k: int) -> list[int]:
+    """Average linkage of the squared distances; of unit rows these are twice 1 - cosine."""
     from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import pdist
 
-    found: list[int] = fcluster(linkage(rows.numpy(), "average"), k, "maxclust").tolist()
+    found: list[int] = fcluster(linkage(pdist(rows.numpy(), "sqeuclidean"), "average"), k, "maxclust").tolist()
     return found
 
 
