@@ -44,6 +44,10 @@ class _Post:
     until: float
 
 
+_RETURN_SECONDS = 1.0
+"""A node that is not there for so long has left: one that was killed and started again is away for a moment."""
+
+
 class FlowerTransport:
     """Carries orders over a Flower grid, in a loop of our own: Flower's waits three seconds between two looks."""
 
@@ -58,6 +62,7 @@ class FlowerTransport:
         limit: int = wire.DEFAULT_LIMIT,
     ) -> None:
         self._grid, self._seconds, self._alive, self._limit = grid, seconds, alive, limit
+        self._away: dict[int, float] = {}
         self._inbox = Inbox(grid, limit)
         self._directory = Directory(grid, self._inbox, names, note)
         self._overdue: dict[str, _Post] = {}
@@ -156,8 +161,10 @@ class FlowerTransport:
 
     def _gone(self, pending: dict[str, _Post]) -> Answers:
         """Those whose nodes have left."""
-        nodes = set(self._grid.get_node_ids())
-        left = [message for message, post in pending.items() if post.node not in nodes]
+        nodes, now = set(self._grid.get_node_ids()), time.monotonic()
+        away = {post.node for post in pending.values()} - nodes
+        self._away = {node: self._away.get(node, now) for node in away}
+        left = [message for message, post in pending.items() if now - self._away.get(post.node, now) > _RETURN_SECONDS]
         self._inbox.forget(left)
         names = [name for message in left for name in pending.pop(message).names]
         return dict.fromkeys(names, Failure("lost", "it left during the round"))
