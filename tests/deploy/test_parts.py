@@ -22,6 +22,7 @@ from coterie.core.federation import Failure
 from coterie.core.wire import WireError
 from coterie.data.own import OwnPopulation
 from coterie.deploy.certificates import make_certificates
+from coterie.deploy.flower import transport as transports
 from coterie.deploy.flower.client import Security
 from coterie.deploy.flower.content import content_of, opened
 from coterie.deploy.flower.pieces import (
@@ -155,6 +156,42 @@ def test_nodes_are_known_by_our_names_and_errors_by_what_they_reply_to(digits: O
     direct = a.perform(to_text(order), payload)
     assert returned.payload == direct.payload
     assert returned.loss == pytest.approx(direct.loss, rel=1e-5), "it crosses beside the reply"
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_node_that_is_away_for_a_moment_has_not_left(
+    returns: bool, digits: OwnPopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed and started again is not there at one look, and answers after it; another stays away."""
+
+    class Flickering(Grid):
+        looks = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.looks += 1
+            if not self.silent or (returns and self.looks > 1):
+                self.replies |= self.withheld
+                return list(self.devices)
+            return []
+
+    monkeypatch.setattr(transports, "_PRESENCE_SECONDS", 0.01)
+    monkeypatch.setattr(transports, "_RETURN_SECONDS", 0.2)
+    a = next(iter(devices(digits, tmp_path).values()))
+    grid = Flickering({11: a})
+    transport = FlowerTransport(grid, seconds=20.0)  # type: ignore[arg-type]
+    assert set(transport.look()) == {a.name}
+    order = Order(run_spec(made("fedavg"), digits), "train", "aa", 0, 1, 0, each=False)
+    payload = wire.encode(Models(task_of(order.agreement).init(0)))
+    for _ in range(2):  # that it was away in one round says nothing about the next
+        grid.silent, grid.looks = {11}, 0
+        answer = transport.deliver("train", order, {a.name: payload})[a.name]
+        if returns:
+            assert isinstance(answer, Returned)
+            assert grid.looks > 1, "nobody looked while it was away"
+        else:
+            assert answer == Failure("lost", "it left during the round")
+            break
 
 
 def test_messages_that_are_not_ours_are_refused() -> None:

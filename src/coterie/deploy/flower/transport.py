@@ -62,7 +62,7 @@ class FlowerTransport:
         limit: int = wire.DEFAULT_LIMIT,
     ) -> None:
         self._grid, self._seconds, self._alive, self._limit = grid, seconds, alive, limit
-        self._away: dict[int, float] = {}
+        self._away: dict[str, float] = {}
         self._inbox = Inbox(grid, limit)
         self._directory = Directory(grid, self._inbox, names, note)
         self._overdue: dict[str, _Post] = {}
@@ -162,9 +162,10 @@ class FlowerTransport:
     def _gone(self, pending: dict[str, _Post]) -> Answers:
         """Those whose nodes have left."""
         nodes, now = set(self._grid.get_node_ids()), time.monotonic()
-        away = {post.node for post in pending.values()} - nodes
-        self._away = {node: self._away.get(node, now) for node in away}
-        left = [message for message, post in pending.items() if now - self._away.get(post.node, now) > _RETURN_SECONDS]
+        others = {order: since for order, since in self._away.items() if order in self._overdue.keys() - pending.keys()}
+        absent = {order: self._away.get(order, now) for order, post in pending.items() if post.node not in nodes}
+        self._away = others | absent
+        left = [order for order, since in absent.items() if now - since > _RETURN_SECONDS]
         self._inbox.forget(left)
         names = [name for message in left for name in pending.pop(message).names]
         return dict.fromkeys(names, Failure("lost", "it left during the round"))
