@@ -31,8 +31,10 @@ _ATTACKS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("all else false", {"attack": "told"}),
 )
 _RULES = ("mean", "clipped")
-_NUMBERS = (1, 4)
+_CLIENTS, _NUMBERS = 40, (1, 4)
 _ROUNDS = 20
+_IN_SMALL_CLUSTERS = ("fedavg", "ifca", "embedding", "fedcg", "md-icfl", "fedsem", "auto")
+"""Methods with a server whose clusters have four members where 16 clients are in four groups."""
 _SMALL = {"clients": 16, "samples": 100, "test_samples": 50}
 _SCENARIOS: tuple[tuple[str, int, int, Mapping[str, Any]], ...] = (
     ("rotated-digits", 20, 10, {}),
@@ -70,7 +72,7 @@ class _Silent:
 
 
 def _accuracies(
-    method: str, rule: str, faults: Mapping[str, Any], folder: Path, seed: int, note: Note
+    method: str, rule: str, faults: Mapping[str, Any], folder: Path, seed: int, note: Note, clients: int = _CLIENTS
 ) -> dict[str, float]:
     """Each honest client's accuracy after the last round."""
     config = from_tables(
@@ -79,6 +81,7 @@ def _accuracies(
             "rounds": _ROUNDS,
             "evaluate_every": _ROUNDS,
             "checkpoint_seconds": 300.0,
+            "scenario": {"name": "rotated-digits", "clients": clients},
             "settings": {"aggregate": rule, "finetune_epochs": 0},
             "faults": dict(faults),
         }
@@ -97,24 +100,35 @@ def lost(calm: Mapping[str, float], attacked: Mapping[str, float]) -> float:
 )
 def attacks(out: Path, seeds: Sequence[int], note: Note) -> str:
     """A row per method and rule; a cell holds the loss with 1 and with 4 attackers, a mean over the seeds."""
+    return _table(out, seeds, note, _METHODS, _NUMBERS, _CLIENTS)
+
+
+@experiment("attacks-small", "the same with 1 and 2 attackers of 16, in clusters of four", minutes=15, seeds=(71, 72))
+def attacks_in_small_clusters(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Clusters in which an update must be more against the others before it is shortened (`lengths.FEW_AGAINST`)."""
+    return _table(out, seeds, note, _IN_SMALL_CLUSTERS, (1, 2), 16)
+
+
+def _table(
+    out: Path, seeds: Sequence[int], note: Note, methods: Sequence[str], numbers: Sequence[int], clients: int
+) -> str:
     lines = []
-    for method in _METHODS:
+    for method in methods:
         for rule in _RULES:
-            calm = [_accuracies(method, "mean", {}, out / method / "calm-mean" / f"seed{s}", s, note) for s in seeds]
-            honest = [_accuracies(method, rule, {}, out / method / f"calm-{rule}" / f"seed{s}", s, note) for s in seeds]
+
+            def ran(name: str, how: Mapping[str, Any], by: str, method: str = method) -> list[dict[str, float]]:
+                folder = out / method / name
+                return [_accuracies(method, by, how, folder / f"seed{s}", s, note, clients) for s in seeds]
+
+            calm, honest = ran("calm-mean", {}, "mean"), ran(f"calm-{rule}", {}, rule)
             before = statistics.fmean(100 * statistics.fmean(own.values()) for own in honest)
             cells = []
             for label, how in _ATTACKS:
+                name = label.replace(" ", "-").replace(",", "").replace("^", "").replace("<", "below")
                 losses = []
-                for number in _NUMBERS:
-                    name = label.replace(" ", "-").replace(",", "").replace("^", "").replace("<", "below")
-                    folder = out / method / f"{rule}-{name}-{number}"
-                    faults = {"attackers": number, **how}
-                    found = [
-                        lost(own, _accuracies(method, rule, faults, folder / f"seed{s}", s, note))
-                        for s, own in zip(seeds, calm, strict=True)
-                    ]
-                    losses.append(f"{statistics.fmean(found):.1f}")
+                for number in numbers:
+                    attacked = ran(f"{rule}-{name}-{number}", {"attackers": number, **how}, rule)
+                    losses.append(f"{statistics.fmean(map(lost, calm, attacked)):.1f}")
                 cells.append(" / ".join(losses))
             lines.append([method, rule, f"{before:.1f}", *cells])
             note(" | ".join(lines[-1]))

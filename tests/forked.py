@@ -42,8 +42,8 @@ _AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "MALLOC_", "TERMINAL_WIDTH")
 _EXCEPT = ("PYTHONPATH",)
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """OpenBLAS and Arrow start threads when they are imported, unless they are told not to."""
-_MORE = ("httpcore", "plotly.offline", "pyarrow.parquet", "sklearn.cluster", "sklearn.datasets", "sklearn.metrics")
-"""What coterie imports when it is needed."""
+_MORE = ("httpcore", "plotly.offline", "pyarrow.parquet")
+"""What coterie imports when it is needed, and often is."""
 _LENGTH = struct.Struct("!I")
 
 

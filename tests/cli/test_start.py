@@ -48,6 +48,19 @@ def test_the_package_brings_torch_when_it_is_used_and_little_else() -> None:
     assert {"torch", "numpy"} <= used <= {"torch", "numpy", "PIL"}
 
 
+def test_a_run_of_the_digits_needs_no_scikit_learn(tmp_path: Path) -> None:
+    """Neither to read them nor to say how well the groups were found: it takes 1.8 s to import, in every process."""
+    code = (
+        "import sys\nfrom coterie.__main__ import main\ntry: main()\nexcept SystemExit as end: assert not end.code\n"
+        "sys.exit('sklearn' in sys.modules or 'scipy' in sys.modules)"
+    )
+    arguments = ["run", "ifca", "--rounds", "1", "--set", "scenario.clients=4", "--out", "run"]
+    command = [sys.executable, "-c", code, *arguments]
+    done = forked.run(command, env={**os.environ, "PYTHONPATH": str(SOURCES)}, cwd=tmp_path, timeout=120, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "ari" in (tmp_path / "run" / "result.json").read_text()
+
+
 def test_every_public_name_is_there() -> None:
     for name in coterie.__all__:
         assert getattr(coterie, name) is not None

@@ -20,6 +20,7 @@ from coterie.core.lengths import (
     FAR,
     FEW_AGAINST,
     HEAVIEST,
+    HEAVY,
     JUDGES,
     LONG,
     LONGEST,
@@ -90,21 +91,24 @@ def test_nobody_weighs_more_than_the_upper_quartile_and_a_quarter_or_less_than_n
     groups = torch.tensor([0, 0, 0, 0, 1, 1])
     assert capped(torch.tensor([1.0, 2.0, 2.0, 1e9, 50.0, -7.0]), groups).tolist() == [1.0, 2.0, 2.0, 2.5, 50.0, 0.0]
     alike = torch.zeros(9, dtype=torch.int64)
-    sizes = [1e9, 1e9, 5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0]
-    assert capped(torch.tensor(sizes), alike).tolist() == [8.75, 8.75, *sizes[2:]], "seven of nine weigh up to 7"
+    sizes = [1e9, 1e9, 5.0, 4.0, 5.0, 5.0, 4.0, 5.0, 5.5]
+    assert capped(torch.tensor(sizes), alike).tolist() == [6.875, 6.875, *sizes[2:]], "seven of nine weigh up to 5.5"
+    sizes = [1e9, 1e9, 1e9, 1e9, 3.0, 2.0, 4.0, 2.0, 2.0]
+    found = capped(torch.tensor(sizes), alike).tolist()
+    assert found == [6.0, 6.0, 6.0, 6.0, *sizes[4:]], "four of nine lie: 1.5 times the median, 4"
     assert capped(torch.tensor([1.0, 1.0, 90.0]), alike[:3]).tolist() == [1.0, 1.0, 90.0], "three are too few"
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     honest=st.lists(st.integers(1, 1000), min_size=3, max_size=30),
-    claims=st.lists(st.sampled_from([1e3, 1e9, 1e300]), min_size=1, max_size=10),
+    claims=st.lists(st.sampled_from([1e3, 1e9, 1e300]), min_size=1, max_size=30),
 )
-def test_fewer_than_a_quarter_gain_little_by_claiming_many_samples(honest: list[int], claims: list[float]) -> None:
-    false = claims[: len(honest) // 3]  # at most a quarter of all
+def test_fewer_than_half_gain_little_by_claiming_many_samples(honest: list[int], claims: list[float]) -> None:
+    false = claims[: len(honest) - 1]
     weights = torch.tensor([*map(float, honest), *false], dtype=torch.float64)
     found = capped(weights, torch.zeros(len(weights), dtype=torch.int64))
-    assert float(found.max()) <= HEAVIEST * max(honest)
+    assert float(found.max()) <= (HEAVIEST if len(false) <= len(honest) // 3 else HEAVY) * max(honest)
     assert bool((found <= weights).all())
 
 
@@ -268,4 +272,4 @@ def test_the_mean_is_what_the_test_above_would_find(digits: OwnPopulation) -> No
 
 
 def test_the_constants_that_the_numbers_above_were_derived_with() -> None:
-    assert (LONGEST, HEAVIEST, REACH, FAR) == (6.0, 1.25, 2.0, 10.0)
+    assert (LONGEST, HEAVIEST, HEAVY, REACH, FAR) == (6.0, 1.25, 1.5, 2.0, 10.0)

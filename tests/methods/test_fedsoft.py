@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from coterie.core.aggregate import Rule
 from coterie.core.errors import CoterieError
 from coterie.core.evaluation import sample_losses
 from coterie.core.samples import Samples
 from coterie.core.states import stack
 from coterie.core.task import Task
 from coterie.data import build
+from coterie.methods.base import Trained
 from coterie.methods.fedsoft import FedSoft, SoftClusters
 from coterie.models import build_model
 from coterie.simulation.simulator import EngineOptions, Simulator
@@ -94,3 +98,18 @@ def test_clients_can_have_samples_of_the_next_group() -> None:
     assert torch.equal(mixed.labels("0").train, parts.y)
     with pytest.raises(CoterieError, match="mixed is 1"):
         build("rotated-digits", seed=0, mixed=1.0)
+
+
+def test_a_limit_on_sizes_leaves_importance_as_it_is() -> None:
+    """One of eight clients belongs to the first centre, seven have sigma of it: it weighs 10^4 times what they do."""
+    models = {"weight": torch.eye(8, dtype=torch.float64).view(8, 1, 8)}
+    weights = torch.eye(8).clamp_min(1e-4)
+    centres = {"weight": torch.zeros(8, 1, 8, dtype=torch.float64)}
+    trained = Trained(models, torch.full((8,), 10.0))
+    both: tuple[Rule, Rule] = ("mean", "clipped")
+    plain, clipped = (replace(METHOD, k=8, aggregate=rule)._averaged(centres, trained, weights) for rule in both)
+    assert torch.equal(plain["weight"], clipped["weight"])
+    assert clipped["weight"][0, 0].tolist() == pytest.approx([1 / 1.0007, *[1e-4 / 1.0007] * 7], rel=1e-6)
+    claims = Trained(models, torch.tensor([10.0, 10, 10, 10, 10, 10, 10, 1e9]))
+    found = replace(METHOD, k=8, aggregate="clipped")._averaged(centres, claims, weights)
+    assert float(found["weight"][0, 0, 7]) == pytest.approx(1.25e-4 / 1.000725, rel=1e-6), "10^9 counts as 12.5"

@@ -14,10 +14,10 @@ Every method that averages models does it here; which rule it uses is the settin
 - `geometric`: the point with the least weighted sum of distances to the replies, by smoothed Weiszfeld steps (RFA;
   Pillutla et al. 2022, "Robust aggregation for federated learning").
 
-What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` upper quartiles of its
-cluster, so that fewer than a quarter gain little by claiming many samples (`capped`); and an update more than `FAR`
-times as long as the median of all replies of a round, and as long as the model itself, is not used at all, neither for
-the mean nor for finding clusters (`too_long`). Both are in `lengths`.
+What is around the rules is ours. With any rule but `mean`, no reply weighs more than `HEAVIEST` upper quartiles or
+`HEAVY` medians of its cluster, so that fewer than half gain little by claiming many samples (`capped`); and an update
+more than `FAR` times as long as the median of all replies of a round, and as long as the model itself, is not used at
+all, neither for the mean nor for finding clusters (`too_long`). Both are in `lengths`.
 """
 
 from __future__ import annotations
@@ -60,17 +60,29 @@ _NEAR = 1e-6  # nu of the smoothed Weiszfeld algorithm
 
 
 def combined(
-    rule: Rule, models: Stack, weights: Tensor, groups: Tensor, previous: Stack, sent: Stack | Picked | None = None
+    rule: Rule,
+    models: Stack,
+    weights: Tensor,
+    groups: Tensor,
+    previous: Stack,
+    sent: Stack | Picked | None = None,
+    sizes: Tensor | None = None,
 ) -> Stack:
     """The next model of every group from the replies of its members; a group without members keeps its previous one.
 
     `groups` [C] is the group of each reply, 0 .. K-1; `previous` holds the K models. `sent` holds what each reply began
     with, where that is not its group's model (clients that have just been moved). Replies that weigh nothing are left
     out.
+
+    Where a reply belongs to several models, its weight is a part of its size, and most replies have a small part of
+    most models. So it is the `sizes` [C] that are capped, and weights become less as these do.
     """
     if rule == "mean":
         return group_means(models, weights, groups, previous)
-    weights = capped(weights, groups)
+    if sizes is None:
+        weights = capped(weights, groups)
+    else:
+        weights = weights.double() * (capped(sizes, groups) / sizes.double().clamp_min(torch.finfo(torch.float64).tiny))
     if rule == "clipped":
         start = Picked(previous, groups) if sent is None else sent
         shorter = _shortened_columns(models, start, clip_factors(models, start, weights, groups))

@@ -21,9 +21,10 @@ shortened to one median. Attackers that pull the model back come to -0.9; honest
 groups that disagree about labels share one model."""
 JUDGES, FEW_AGAINST = 8, -0.8
 """Among fewer replies than `JUDGES` the limit is `FEW_AGAINST`: of four honest ones, one was at -0.62."""
-HEAVIEST = 1.25
-"""No reply weighs more than this many upper quartiles of the weights. It is above 1 so that sizes which differ little,
-as honest ones mostly do, stay as they are."""
+HEAVIEST, HEAVY = 1.25, 1.5
+"""No reply weighs more than `HEAVIEST` upper quartiles of the weights, nor more than `HEAVY` medians. They are above 1
+so that sizes which differ little, as honest ones mostly do, stay as they are. Where sizes are alike the quartile is the
+narrower limit; the median still holds when three of ten claim 10^9 (with 2 medians these cost embedding 16 points)."""
 FAR = 10.0
 """An update this many times as long as the median is not an honest one."""
 MARKED = 1.0
@@ -55,15 +56,16 @@ def too_long(models: Stack, sent: Stack | Picked) -> dict[int, float]:
 
 
 def capped(weights: Tensor, groups: Tensor) -> Tensor:
-    """Weights of which none is below 0 or above `HEAVIEST` upper quartiles of its group.
+    """Weights of which none is below 0, above `HEAVIEST` upper quartiles of its group or above `HEAVY` medians.
 
-    Sizes are what clients say. Where fewer than a quarter of a group are false, the quartile is at most the weight of
-    its largest honest member, whatever the false ones claim.
+    Sizes are what clients say. Where fewer than half of a group are false, the (upper) median is at most the weight of
+    its largest honest member, whatever the false ones claim; so is the quartile where fewer than a quarter are.
     """
     result = weights.double().clamp_min(0)
     for _, members in _judged(result, groups):
-        quartile = result[members].sort().values[-(-3 * len(members) // 4) - 1]
-        result[members] = result[members].clamp_max(HEAVIEST * float(quartile))
+        ordered = result[members].sort().values
+        quartile, median = ordered[-(-3 * len(members) // 4) - 1], ordered[len(members) // 2]
+        result[members] = result[members].clamp_max(float(min(HEAVIEST * quartile, HEAVY * median)))
     return result
 
 

@@ -24,6 +24,7 @@ NormaliseName = Literal["auto", "none", "standard"]
 the mean, divided by the deviation, of every feature or channel."""
 MOST_FEATURES = 1024
 """Rows and series with more features have one mean and one deviation for all of them: a client must tell them all."""
+_AT_ONCE = 1 << 20
 LEVELS = 255
 _LARGEST_UNIT = 5.0
 _SMALLEST_UNIT = 0.1
@@ -60,8 +61,13 @@ def moments(x: Tensor) -> Moments:
     if x.dtype == torch.uint8:
         return Moments(len(x), *_of_bytes(flat))
     mean = flat.double().mean(1)
-    deviation = torch.stack(
-        [(row.double() - middle).square().mean().sqrt() for row, middle in zip(flat, mean, strict=True)]
+    # a few rows at a time: their copies in float64 are a part of what the client has, and need no call for each row
+    few = max(1, _AT_ONCE // flat.shape[1])
+    deviation = torch.cat(
+        [
+            (rows.contiguous().double() - middles[:, None]).square().mean(1).sqrt()
+            for rows, middles in zip(flat.split(few), mean.split(few), strict=True)
+        ]
     )
     return Moments(len(x), tuple(mean.tolist()), tuple(deviation.tolist()))
 

@@ -124,6 +124,8 @@ class FedSoft(ServesClusters[SoftClusters], Counted[SoftClusters]):
         if replies is None or replies.value is None:
             return state
         told = replies.value.share.float().clamp(0, 1)
+        # shares of one client's samples: who claims all of them for every centre does not count fully in each
+        told = told * ((1 + self.k * self.least) / told.sum(1, keepdim=True)).clamp_max(1)
         weights = {**state.weights, **{client: told[i].clone() for i, client in enumerate(replies.ids)}}
         cluster = {**state.cluster, **{client: int(told[i].argmax()) for i, client in enumerate(replies.ids)}}
         return replace(state, weights=weights, cluster=cluster)
@@ -135,7 +137,7 @@ class FedSoft(ServesClusters[SoftClusters], Counted[SoftClusters]):
         for centre in range(self.k):
             old = {name: tensor[centre : centre + 1] for name, tensor in centres.items()}
             v = trained.size * weights[:, centre].to(trained.size.dtype)
-            made.append(combined(self.aggregate, trained.model, v, everyone, old))
+            made.append(combined(self.aggregate, trained.model, v, everyone, old, sizes=trained.size))
         return concat(made)
 
     @on_client("scores")

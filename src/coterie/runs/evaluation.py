@@ -8,6 +8,7 @@ from typing import Any
 
 from coterie.core.errors import NothingLearnt
 from coterie.core.federation import Engine, HasAttackers, KeepsSomeBack, Replies
+from coterie.core.groupings import adjusted_rand
 from coterie.core.measures import Measure
 from coterie.core.rng import rng
 from coterie.core.samples import ClientId
@@ -46,14 +47,12 @@ class Evaluation:
     @property
     def ari(self) -> float | None:
         """Agreement of the clusters with the true groups, where both are known."""
-        from sklearn.metrics import adjusted_rand_score
-
         if self.clusters is None or self.truth is None:
             return None
         pairs = [(t, c) for t, c in zip(self.truth, self.clusters, strict=True) if c >= 0]
         if not pairs:
             return None
-        return float(adjusted_rand_score([t for t, _ in pairs], [c for _, c in pairs]))
+        return adjusted_rand([t for t, _ in pairs], [c for _, c in pairs])
 
     @property
     def n_clusters(self) -> int | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import score
 from coterie.core.federation import Federation
+from coterie.core.groupings import adjusted_rand
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, count, mean
 from coterie.methods.fedcg.features import FeatureFinder
@@ -69,7 +70,5 @@ def least_loss_domain(c: Cohort, models: Stack) -> Tensor:
 
 
 def _alike(one: Mapping[ClientId, int], other: Mapping[ClientId, int]) -> bool:
-    from sklearn.metrics import adjusted_rand_score
-
     both = sorted(set(one) & set(other))
-    return float(adjusted_rand_score([one[i] for i in both], [other[i] for i in both])) >= _ALIKE
+    return adjusted_rand([one[i] for i in both], [other[i] for i in both]) >= _ALIKE

@@ -28,7 +28,8 @@ def averaged(settings: Settings, replies: Report, previous: State, residuals: Se
         own = {name: replies.model[name][:, d] for name in residuals}
         before = {name: previous[name][d : d + 1] for name in residuals}
         together = torch.zeros(len(reached), dtype=torch.int64)
-        for name, tensor in combined(settings.aggregate, own, reached[:, d], together, before).items():
+        new = combined(settings.aggregate, own, reached[:, d], together, before, sizes=replies.size)
+        for name, tensor in new.items():
             model[name][d] = tensor[0]
     return model
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
+from coterie.core.groupings import adjusted_rand
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, count, row, spread, stack
 from coterie.core.task import Task
@@ -166,11 +167,9 @@ def numbered(names: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
 
 def alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     """Whether both group the clients that they share in nearly the same way: one of 40 may be elsewhere, of 24 none."""
-    from sklearn.metrics import adjusted_rand_score
-
     shared = sorted(set(one) & set(other))
     first, second = ([groups[name] for name in shared] for groups in (one, other))
-    return bool(shared) and float(adjusted_rand_score(first, second)) >= _ALIKE
+    return bool(shared) and adjusted_rand(first, second) >= _ALIKE
 
 
 def steady(groups: Mapping[str, int], before: Mapping[str, int]) -> bool:
