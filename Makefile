@@ -23,7 +23,7 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 unit: $(VENV)/installed-dev
-	$(VENV)/bin/pytest -n 3 --no-loadscope-reorder --ignore tests/deploy
+	$(VENV)/bin/pytest --no-loadscope-reorder --ignore tests/deploy
 
 deploy: $(VENV)/installed-dev
 	$(VENV)/bin/pytest tests/deploy
