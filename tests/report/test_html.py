@@ -23,6 +23,7 @@ from coterie.core.panels import (
 )
 from coterie.report.headlines import compare_headline, run_headline
 from coterie.report.html import write_compare_report, write_run_report
+from coterie.report.page import Page
 
 from .fakes import METHODS, fake_compare, fake_run, some_panels
 
@@ -268,3 +269,12 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_report(tmp_path: Path, mo
         write_run_report(folder)
     assert report.read_bytes() == before
     assert not list(folder.glob("*.new"))
+
+
+def test_a_long_value_of_a_tile_is_set_smaller(tmp_path: Path) -> None:
+    page = Page("t", "e", "h", "m")
+    page.tiles([("over local", "+10.7 points", ""), ("accuracy", "94.6 %", "")])
+    page.write(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<b class=long>+10.7 points</b>" in text
+    assert "<b>94.6 %</b>" in text

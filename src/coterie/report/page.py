@@ -16,6 +16,9 @@ from coterie.core.files import write_whole
 from . import charts
 from .figures import Figure, colour
 
+_WIDE = 10
+"""Longer values of a tile are set smaller: a tile is 8 rem wide inside, where five stand side by side."""
+
 
 class Page:
     """Collects the parts of a report in order and writes them as one file."""
@@ -28,7 +31,8 @@ class Page:
     def tiles(self, tiles: Sequence[tuple[str, str, str]]) -> None:
         """Key figures: (name, value, remark)."""
         inside = "".join(
-            f"<div class='tile'><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(remark)}</span></div>"
+            f"<div class='tile'><span>{escape(name)}</span><b{' class=long' if len(value) > _WIDE else ''}>"
+            f"{escape(value)}</b><span>{escape(remark)}</span></div>"
             for name, value, remark in tiles
         )
         self._parts.append(f"<section class='tiles'>{inside}</section>")
