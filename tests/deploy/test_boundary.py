@@ -22,6 +22,7 @@ from coterie.deploy.boundary import (
     LONGEST_TEXT,
     blamed,
     check,
+    check_name,
     checked,
     place,
     unbounded,
@@ -150,6 +151,21 @@ def test_no_name_leads_out_of_its_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(WireError):
         DiskMemory(tmp_path, "run").keep(name, 1, {"x": torch.ones(1)}, 0)
     assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("name", ["\u3164", "0\u3164", "\uff10", "a\u034fb", "\ufb01", "a\ufe0f"])
+def test_names_that_cannot_be_told_apart_are_refused(name: str) -> None:
+    with pytest.raises(CoterieError, match="cannot be a name"):
+        check_name(name, "The name")
+
+
+def test_a_server_does_not_name_a_run_as_a_file_of_the_device(digits: OwnPopulation, tmp_path: Path) -> None:
+    """`questions`, `models` and `result.json` became folders, and the device could not count or save any more."""
+    for run in ("questions", "models", "result.json", "memory"):
+        DiskMemory(tmp_path, run).keep("session", 1, {"x": torch.ones(1)}, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["memory"]
+    (tmp_path / "memory" / "models").rename(tmp_path / "earlier")
+    assert DiskMemory(tmp_path, "earlier").recall("session", 2), "where older versions kept it"
 
 
 def test_a_server_cannot_write_outside_a_clients_memory(digits: OwnPopulation, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import client_data
-from coterie.runs.peer import network_of
+from coterie.runs.peer import _told, network_of
 from coterie.runs.spec import agree
 
 from .processes import LONG, Stage, free_port, until, write_run
@@ -151,3 +151,21 @@ def test_a_peer_runs_no_code_that_another_peer_names(stage: Stage) -> None:
         victim.signal(signal.SIGTERM)
         assert "nothing is lost" in victim.ends(0)
     assert not (stage.folder / "pwned").exists()
+
+
+@pytest.mark.parametrize("lie", [{"shape": (1, 8, 7)}, {"task": "regression", "classes": 1}])
+def test_one_peer_that_lies_about_the_data_locks_nobody_out(stage: Stage, lie: dict[str, Any]) -> None:
+    """In a tie the word that came first in the alphabet was believed, and the newcomer told that its data are odd."""
+    write_run(stage.folder, "gossip", **RUN)
+    config = from_tables(read_tables(stage.folder / "run.toml"))
+    own = Device("0", client_data(stage.folder / "run.toml", "0"), stage.folder).hello
+    honest = agree(config, {"0": own})
+    words = {"0": to_text(honest), "evil": to_text(replace(honest, **lie))}
+
+    class Answers:
+        def ask(self, what: str, others: list[str]) -> dict[str, str]:
+            return {name: words[name] for name in others}
+
+    told = _told(config, Answers(), ["0", "evil"], own, print)  # type: ignore[arg-type]
+    assert told == honest
+    assert _told(config, Answers(), ["evil"], own, print) != honest  # type: ignore[arg-type]

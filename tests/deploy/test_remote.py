@@ -141,7 +141,7 @@ def test_a_client_that_comes_back_has_its_memory_and_a_late_one_is_admitted(
     assert f"{late} joins in round 2" in notes.notes
     assert result.clients == len(digits.ids)
     assert sorted(result.client_ids) == sorted(digits.ids)
-    eras = sorted(int(file.name[:8]) for file in (tmp_path / away / "test").glob("*"))
+    eras = sorted(int(file.name[:8]) for file in (tmp_path / away / "memory" / "test").glob("*"))
     assert eras == [1, 3]  # rounds 1 and 3: nothing was lost while it was away
 
 

@@ -154,3 +154,7 @@ def test_a_run_whose_report_could_not_be_written_says_how_to_make_it(
     assert f"has no report yet; write it: coterie report {out}" in coterie("resume", out).err
     assert coterie("report", out).code == 0
     assert f"is finished; see {out / 'report.html'}." in coterie("resume", out).err
+    with monkeypatch.context() as patch:  # a run that goes on has no report of fewer rounds beside its result
+        patch.setattr("coterie.report.observers.write_run_report", full)
+        assert coterie("resume", out, "--rounds", 2).code == 2
+    assert f"has no report yet; write it: coterie report {out}" in coterie("resume", out).err

@@ -210,10 +210,13 @@ def join(
         for each, own in theirs.items()
     ]
     member = devices[0] if name else Gateway(devices)
-    with _service(f"{member.name} has left; what it keeps between rounds is kept."):
+    with _service(f"{member.name} has left; what it keeps between rounds is kept"):
         client.join(member, server, security, wait=wait, limit=max_megabytes * _MEGABYTE, stay=stay, note=_say)
     first, home = next(iter(homes.items()))
-    _say(f"{member.name}: the run is over; use a model with coterie predict {home} --client {first} --data FILE")
+    if (home / "models").is_dir():
+        _say(f"{member.name}: the run is over; use a model with coterie predict {home} --client {first} --data FILE")
+    else:
+        _say(f"{member.name}: the run is over; it left no model in {home}")
 
 
 def peer(

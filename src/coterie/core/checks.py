@@ -96,9 +96,17 @@ def check_reply(
         bad.setdefault(
             names[index], Failure("too large", f"its model has norm {size:.3g}, more than the {most:.3g} allowed")
         )
-    if said is not None and "size" in reply and reply["size"].numel() == len(names):
-        claimed, known = reply["size"].flatten().double(), said.flatten().double()
-        for index in torch.nonzero((claimed != known) | (claimed < 0)).flatten().tolist():
-            text = f"it claims {claimed[index]:g} samples and said {known[index]:g} when it joined"
-            bad.setdefault(names[index], Failure("refused", text))
+    if said is not None and "size" in reply:
+        bad = {**_false_sizes(names, reply["size"], said), **bad}
     return [index for index, name in enumerate(names) if name not in bad], bad
+
+
+def _false_sizes(names: Sequence[ClientId], size: Tensor, said: Tensor) -> dict[ClientId, Failure]:
+    """Who claims another number of samples than when it joined."""
+    if size.numel() != len(names):
+        return {name: Failure("wrong shape", "its size is not one number") for name in names}
+    claimed, known, false = size.flatten().double(), said.flatten().double(), {}
+    for index in torch.nonzero((claimed != known) | (claimed < 0)).flatten().tolist():
+        text = f"it claims {claimed[index]:g} samples and said {known[index]:g} when it joined"
+        false[names[index]] = Failure("refused", text)
+    return false

@@ -16,6 +16,16 @@ DRAFT = ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@contextmanager
+def private_files() -> Iterator[None]:
+    """What is written meanwhile, in whatever way, can be read by its owner alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def digest(data: bytes) -> str:
     """Sixteen characters by which damage is found out; they do not keep anyone from forging a file."""
     return blake2b(data, digest_size=8).hexdigest()

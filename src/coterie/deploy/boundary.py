@@ -14,6 +14,7 @@ import json
 import logging
 import re
 import typing
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ LONGEST_TEXT = 1 << 17
 LATEST = 10**8 - 1
 """The last round or era that there can be: eight digits, as in the names of files."""
 _NAME = re.compile(r"\w(?:[\w .@+-]{0,62}[\w.@+-])?")
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 _LONGEST_FILE_NAME = 200
 _LONGEST_REASON = 300
 _log = logging.getLogger(__name__)
@@ -97,12 +99,12 @@ class _Named:
     """What can be the name of a run, a session, a client or a network: it becomes part of files' names."""
 
     def wrong(self, value: Any) -> str:
-        fits = _NAME.fullmatch(value) is not None and len(quote(value, safe="")) <= _LONGEST_FILE_NAME
-        return (
-            ""
-            if fits
-            else "cannot be a name: use 1 to 64 letters, digits, spaces and . _ - @ +, a letter or digit first"
-        )
+        if _NAME.fullmatch(value) is None or len(quote(value, safe="")) > _LONGEST_FILE_NAME:
+            return "cannot be a name: use 1 to 64 letters, digits, spaces and . _ - @ +, a letter or digit first"
+        # two names that look alike are one to who reads them
+        if unicodedata.normalize("NFKC", value) != value or _UNSEEN.search(value):
+            return "cannot be a name: it has letters that cannot be seen or look like others; use plain ones"
+        return ""
 
 
 Name = Annotated[str, _Named()]
@@ -127,7 +129,9 @@ def place(root: Path, name: str) -> Path:
 def checked(kind: type[T], text: str | bytes) -> T:
     """Text as the expected dataclass, every key, type and range checked; anything else is a `WireError`."""
     if len(text) > LONGEST_TEXT:
-        raise wire.WireError(f"A {kind.__name__} of {len(text)} characters is longer than the {LONGEST_TEXT} allowed.")
+        raise wire.WireError(
+            f"Its {kind.__name__} of {len(text)} characters is longer than the {LONGEST_TEXT} allowed."
+        )
     with blamed(f"This is not a whole {kind.__name__}"):
         value: T = wire.unpack(kind, json.loads(text), {})
         check(kind, value, kind.__name__)

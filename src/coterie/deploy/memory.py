@@ -13,7 +13,7 @@ from coterie.core.files import digest, write_whole
 from coterie.deploy.boundary import place
 
 _FILE = re.compile(r"(\d{8})-([^=]+)(?:=([0-9a-f]{16}))?\.safetensors")  # once they were written without a digest
-_KEPT = 8
+_FOLDER, _KEPT = "memory", 8
 _MOST_RUNS = 200
 
 
@@ -29,7 +29,11 @@ class DiskMemory:
     """
 
     def __init__(self, root: Path, run: str) -> None:
-        self._root, self.path = root, place(root, run)
+        # apart from what else a device keeps in its folder: a server gives runs their names
+        self._root = root / _FOLDER
+        earlier = place(root, run)  # where memories were in older versions
+        kept = earlier.is_dir() and any(_FILE.fullmatch(file.name) for file in earlier.iterdir())
+        self.path = earlier if kept else place(self._root, run)
 
     def recall(self, session: str, era: int) -> Memory:
         """What the client knows when asked in this era: what it kept in this session's era, or before it."""
@@ -75,7 +79,7 @@ class DiskMemory:
             return
         if self._root.is_dir() and sum(1 for _ in self._root.iterdir()) >= _MOST_RUNS:
             raise CoterieError(f"{self._root} holds the memories of {_MOST_RUNS} runs; remove those that are over.")
-        for folder in (self._root, self.path):
+        for folder in (self._root.parent, self._root, self.path):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)  # it may have been made before memories were private
 

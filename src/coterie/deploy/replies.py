@@ -107,6 +107,11 @@ class Expected:
         return {name for name, dtype in whole.items() if name in names or dtype.is_floating_point}
 
     def _wrong_numbers(self, message: Message) -> str:
+        for path, (low, high) in getattr(self._kind, "limits", {}).items():
+            tensor = message.tensors.get(path)
+            most = message.tensors[high] if isinstance(high, str) else high
+            if tensor is not None and bool(((tensor < low) | (tensor > most)).any()):  # NaN: not measured
+                return f"{path} is not between {low:g} and {high if isinstance(high, str) else f'{high:g}'}"
         for path, tensor in message.tensors.items():
             if tensor.is_floating_point() or not tensor.numel():
                 continue
@@ -122,9 +127,10 @@ class Expected:
     def alike(self, replies: dict[ClientId, Message], failed: dict[ClientId, Failure]) -> dict[ClientId, Message]:
         """The replies of the right form.
 
-        It is the one that was found right before, when the same was asked; else that of all, if these are three or
-        more; else the one that a client of our own imagination has; and where there is none, that of most clients, of
-        two as common the one with more of the model. A form that is not of the type that was asked for has no vote.
+        It is the one that a client of our own imagination has, whatever those say who answer: a client may be asked
+        alone, and many names may be one attacker's. Only where no reply can be imagined is it that of all, if these
+        are three or more, and else that of most, of two as common the one with more of the model. A form that is not
+        of the type that was asked for has no vote.
         """
         forms = {client: _form(reply) for client, reply in replies.items()}
         examples = {form: replies[client] for client, form in forms.items()}
@@ -136,17 +142,23 @@ class Expected:
         usual = self._known.get(self._about) or self._found(votes)
         if usual is None:
             usual = max(votes, key=lambda form: (votes[form], *self._known_entries(examples[form]), form), default="")
-        other = Failure("wrong shape", "its reply has another form than those of the other clients")
+        if usual not in forms.values():  # the only form is a wrong one, and has not been opened yet
+            values = {form: self.opened(reply) for form, reply in examples.items()}
+            refused |= {form: value for form, value in values.items() if isinstance(value, Failure)}
+        other = Failure("wrong shape", "its reply has another form than was asked for")
         failed |= {client: refused.get(form, other) for client, form in forms.items() if form != usual}
         return {client: reply for client, reply in replies.items() if forms[client] == usual}
 
     def _found(self, votes: Counter[str]) -> str | None:
         """A form that is right beyond doubt, to be remembered."""
-        right = next(iter(votes)) if len(votes) == 1 and votes.total() >= _ENOUGH else None
-        if right is None and votes:
-            imagined = self._imagine()
-            right = None if imagined is None else _form(imagined)
-        if right is None or right not in votes:
+        if not votes:
+            return None
+        imagined = self._imagine()
+        if imagined is not None:
+            right = _form(imagined)
+        elif len(votes) == 1 and votes.total() >= _ENOUGH:
+            right = next(iter(votes))
+        else:
             return None
         if len(self._known) < _MOST_FORMS:
             self._known[self._about] = right

@@ -185,7 +185,7 @@ class RemoteFederation(Engine):
     def _judge(self, failed: Mapping[ClientId, Failure]) -> None:
         """Who breaks the rules twice is not asked for a while: 4 rounds, then 8, up to 256."""
         for client, failure in failed.items():
-            if failure.kind not in ("wrong shape", "too large") or not self._strict:
+            if failure.kind not in ("wrong shape", "too large", "refused") or not self._strict:
                 continue
             self._offences[client] += 1
             if self._offences[client] < _OFFENCES:

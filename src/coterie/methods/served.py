@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -10,11 +12,15 @@ from torch import Tensor
 
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import evaluate, measured
-from coterie.core.measures import MEASURES
+from coterie.core.measures import LOWER_IS_BETTER, MEASURES
 from coterie.core.metrics import floor
 from coterie.core.optimiser import Optimiser
 from coterie.core.personal import personal_models
 from coterie.core.states import Stack
+
+Limits = tuple[float, float | str]
+"""The least and the largest value of a field, or the field that is never exceeded."""
+_COUNTS: Mapping[str, Limits] = {"correct": (0.0, "count"), "count": (0.0, 2.0**40)}
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Assessment:
 
     unbounded: ClassVar[tuple[str, ...]] = ("loss", "score")
     """A model that has diverged has no finite loss: its client says so, and its reply is not broken."""
+    limits: ClassVar[Mapping[str, Limits]] = _COUNTS
+    """Between what an answer lies that can be true."""
     may_be_nowhere: ClassVar[bool] = True
     """Whether `cluster` may be -1, which is no cluster; elsewhere it is an index, and must be one."""
 
@@ -73,6 +81,12 @@ class Examination:
         *("loss", "score", "floor", "tuned_correct", "tuned_score"),
         *(f"metrics/{name}" for name in MEASURES),
     )
+    limits: ClassVar[Mapping[str, Limits]] = {
+        **_COUNTS,
+        "tuned_correct": (0.0, "count"),
+        **{f"metrics/{name}": (0.0, inf if name in LOWER_IS_BETTER - {"ece"} else 1.0) for name in MEASURES},
+        "metrics/r2": (-inf, 1.0),
+    }
     may_be_nowhere: ClassVar[bool] = True
 
 

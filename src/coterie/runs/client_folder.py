@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from coterie.core.files import private_files
 from coterie.core.settings import to_toml
 from coterie.data.scaling import said
 from coterie.data.schema import SCHEMA_FILE, schema_of
@@ -27,6 +28,10 @@ def keeping(root: Path) -> Callable[[AtEnd], None]:
     """A function that writes what a client has at the end of a run into its own folder; a later run replaces it."""
 
     def keep(end: AtEnd) -> None:
+        with private_files():
+            write(end)
+
+    def write(end: AtEnd) -> None:
         method, spec = end.setting.method, end.spec
         if not isinstance(method, RoundMethod) or type(method).ready is not RoundMethod.ready:
             return  # its network needs what the server knows

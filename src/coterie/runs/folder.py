@@ -27,6 +27,7 @@ from coterie.runs.records import (
     EVENTS_FILE,
     METRICS,
     METRICS_FILE,
+    REPORT_FILE,
     RESULT_FILE,
     Row,
     metrics_line,
@@ -291,7 +292,7 @@ def holds_comparison(path: Path) -> bool:
 
 def finished(path: Path) -> CoterieError:
     """What to say of a run that is over, whether or not its report could be written."""
-    report = path / "report.html"
+    report = path / REPORT_FILE
     if report.is_file():
         return CoterieError(f"The run in {path} is finished; see {report}.")
     return CoterieError(f"The run in {path} is finished but has no report yet; write it: coterie report {path}")

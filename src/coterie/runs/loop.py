@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -12,6 +14,8 @@ from coterie.core.devices import computing_on
 from coterie.core.errors import CoterieError, Interrupted, Unfinished
 from coterie.core.federation import Engine, Ledger, Tally
 from coterie.core.interrupts import defer_interrupts
+from coterie.core.samples import ClientId
+from coterie.core.terminal import brief
 from coterie.core.threads import one_thread_everywhere
 from coterie.data.scaling import said as scale_said
 from coterie.methods.base import Log, RoundMethod
@@ -19,10 +23,15 @@ from coterie.runs.evaluation import Evaluation, Evaluator
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.health import Health
 from coterie.runs.options import RunOptions
-from coterie.runs.records import RESULT_FILE, Row
+from coterie.runs.records import REPORT_FILE, RESULT_FILE, Row
 from coterie.runs.result import Result
 from coterie.runs.standing import known, mean_known
 from coterie.runs.view import View, Views
+
+_log = logging.getLogger(__name__)
+_OTHERS_ANSWER = (RunKind.SERVED, RunKind.PEER)
+_SPOILT = 20
+"""So many rounds in a row may be lost to replies that cannot be used; then it is not the clients' fault."""
 
 
 class RoundLoop:
@@ -49,8 +58,8 @@ class RoundLoop:
         self._constant: float | None = None
         self._asked = False
         self._began = self._saved = time.monotonic()
-        self._kept = -1
-        """The round that the newest checkpoint would begin with."""
+        self._kept, self._spoilt = -1, 0
+        """The round that the newest checkpoint would begin with, and how many rounds in a row were lost."""
 
     @property
     def seconds(self) -> float:
@@ -68,9 +77,7 @@ class RoundLoop:
                         self._save(state, number)
                     new = self.fed.begin(number)
                     self.fed.tally = Tally()
-                    before = wire.laid_out(self.method.admit(state, self.fed, new)) if new else state
-                    stepped, log = self.method.step(before, self.fed)
-                    after = wire.laid_out(stepped)  # as a checkpoint would give it back
+                    after, log = self._stepped(state, new)
                     tally = self.fed.tally
                     due = number % self.options.evaluate_every == 0 or number == self.rounds - 1
                     if number == self.rounds - 1:
@@ -96,6 +103,29 @@ class RoundLoop:
                     with suppress(CoterieError):
                         self._interrupted(state, reached)
                 raise
+
+    def _stepped(self, state: Any, new: Sequence[ClientId]) -> tuple[Any, Log]:
+        """The state after a round, laid out as a checkpoint would give it back.
+
+        Replies of other machines are checked before a method sees them. Whatever one of them does to it nevertheless
+        costs the round, not the federation.
+        """
+        try:
+            before = wire.laid_out(self.method.admit(state, self.fed, new)) if new else state
+            stepped, log = self.method.step(before, self.fed)
+            self._spoilt = 0
+            return wire.laid_out(stepped), log
+        except CoterieError:
+            raise
+        except Exception as error:
+            if self.folder is None or self.folder.kind not in _OTHERS_ANSWER or self._spoilt >= _SPOILT:
+                raise
+            self._spoilt += 1
+            _log.debug("a round could not be finished", exc_info=True)
+            text = f"round {self.fed.round + 1} is lost: the replies could not be used ({brief(repr(error))})"
+            self.view.note(f"warning: {text}")
+            self.folder.log_event("warning", round=self.fed.round + 1, text=text)
+            return state, {}
 
     @property
     def _may_grow(self) -> bool:
@@ -294,6 +324,7 @@ class RoundLoop:
             self.folder.write_models(models, self.fed.task)
             self.folder.write_panels(self.method.panels(state, evaluation.ids, evaluation.truth))
             self.folder.log_event("end", metric=result.metric, score=result.score, seconds=result.seconds)
+            (self.folder.path / REPORT_FILE).unlink(missing_ok=True)  # of fewer rounds, where the run went on
             self.folder.write(RESULT_FILE, result.to_json().encode())
         self.view.finished(result, self.folder.path if self.folder else None)
         return result

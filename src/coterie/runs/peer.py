@@ -154,7 +154,7 @@ def _run_spec(
     themselves. Nothing else is taken from others, and a model that is code is never theirs.
     """
     hellos = {**connection.hellos(sorted(everyone - {connection.name})), connection.name: own}
-    told = _told(config, connection, sorted(everyone - {connection.name}), note)
+    told = _told(config, connection, sorted(everyone - {connection.name}), own, note)
     if told is not None:
         why = unlike(own, told)
         if why:
@@ -172,8 +172,13 @@ def _run_spec(
     return replace(agree(config, hellos), run=network_of(config))
 
 
-def _told(config: RunConfig, connection: PeerConnection, others: list[ClientId], note: Note) -> RunSpec | None:
-    """What most of the others say that the run is about, of those whose word fits our own configuration."""
+def _told(
+    config: RunConfig, connection: PeerConnection, others: list[ClientId], own: Hello, note: Note
+) -> RunSpec | None:
+    """What most of the others say that the run is about, of those whose word fits our own configuration and data.
+
+    Only where nobody's word fits our data is it they that are wrong: one peer that lies locks nobody out.
+    """
     said: list[RunSpec] = []
     for name, text in connection.ask("agreement", others).items():
         try:
@@ -185,6 +190,7 @@ def _told(config: RunConfig, connection: PeerConnection, others: list[ClientId],
             note(f"what {name} says of the run is not believed: {error}")
     if not said:
         return None
+    said = [spec for spec in said if not unlike(own, spec)] or said
     votes = Counter(_common(spec) for spec in said)
     most = max(votes.values())
     # of as many, one that does not depend on who answered first
