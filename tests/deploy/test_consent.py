@@ -24,6 +24,7 @@ from coterie.methods.embedding.bits import unpack_bits
 from coterie.methods.embedding.method import Embedding
 from coterie.methods.fedavg import FedAvg
 
+from ..conftest import Command
 from ..tiny import driven, made, small_net, tiny_digits
 from .wiring import Here, devices, federation, poisoned
 
@@ -170,3 +171,10 @@ def test_a_device_that_tells_no_scores_tells_no_training_loss(
     replies = fed.ask(method.train, [name], same=Models(method.init(fed).model))
     assert replies.ids == (name,)
     assert set(replies.losses) == (set() if refused else {name})
+
+
+@pytest.mark.parametrize(("refused", "told"), [("labels", True), ("labels,scores", False), ("features", False)])
+def test_who_refuses_labels_is_told_that_scores_tell_them_too(refused: str, told: bool, coterie: Command) -> None:
+    said = coterie("join", "--server", "nowhere", "--data", "x.csv", "--name", "a", "--refuse", refused)
+    assert ("--refuse labels,scores" in said.out + said.err) is told
+    assert said.code == 2

@@ -177,6 +177,8 @@ def join(
     if bool(name) == bool(names):
         raise CoterieError("Give either --name for one client, or --names for several in this process.")
     consent = Consent(refused_words(refuse), least_flip, most_questions, least_noise)
+    if "labels" in consent.refuse and "scores" not in consent.refuse:
+        _say("note: scores of models made up by a server tell label shares too; to keep these, --refuse labels,scores")
     check_address("--server", server, "127.0.0.1:9080")
     security = client.Security()
     if certs is not None:
