@@ -158,3 +158,17 @@ def test_a_run_whose_report_could_not_be_written_says_how_to_make_it(
         patch.setattr("coterie.report.observers.write_run_report", full)
         assert coterie("resume", out, "--rounds", 2).code == 2
     assert f"has no report yet; write it: coterie report {out}" in coterie("resume", out).err
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "events.jsonl"])
+def test_a_run_does_not_go_on_from_logs_that_were_changed(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
+    """An accuracy of 9999.5 stayed in the history of a run that was resumed."""
+    out = tmp_path / "run"
+    with pytest.raises(CoterieError):
+        run(made("fedavg"), digits, small_net, rounds=4, out=out, view=StopAt(2))
+    log = out / name
+    log.write_bytes(log.read_bytes().replace(b"0.", b"9.", 1))
+    with pytest.raises(CoterieError, match=r"metrics\.csv in .* has been changed since the checkpoint was made"):
+        run(made("fedavg"), digits, small_net, rounds=4, out=out, resume=True)
+    log.write_bytes(log.read_bytes().replace(b"9.", b"0.", 1))
+    assert run(made("fedavg"), digits, small_net, rounds=4, out=out, resume=True).rounds == 4

@@ -58,6 +58,8 @@ class Progress:
     index: str = ""
     index_size: int = 0
     index_digest: str = ""
+    logs: str = ""
+    """A digest of what the logs held then: a run that goes on keeps it."""
 
 
 class _Folder(Protocol):
@@ -129,6 +131,7 @@ class Checkpoint:
             index=self._index.file,
             index_size=self._index.size,
             index_digest=self._index.digest if self._index.file else "",
+            logs=self._logs(),
         )
         self._folder.write(_LATEST, sealed(asdict(progress)))
         self._remove_old(name, old)
@@ -151,6 +154,11 @@ class Checkpoint:
             memory = {client: self._get(MEMORY_FOLDER, name, Memory) for client, name in names.items()}
         self._cut(EVENTS_FILE, progress.events)
         self._cut(METRICS_FILE, progress.metrics)
+        if progress.logs and progress.logs != self._logs():
+            raise CoterieError(
+                f"{EVENTS_FILE} or {METRICS_FILE} in {self._folder.path} has been changed since the checkpoint was "
+                "made; put it back as it was, or start a new run with another --out."
+            )
         self._index, self._state = index, progress.state
         return progress, state, memory
 
@@ -164,7 +172,7 @@ class Checkpoint:
 
     def _saved(self, method: str, kind: type[Any], rounds: int | None) -> tuple[Progress, Any]:
         # checkpoints were once made without these; their replies are not known, so they do not fail the run
-        unmarked = {"config": "", "health": {"valid": 1}, "index": "", "index_size": 0, "index_digest": ""}
+        unmarked = {"config": "", "health": {"valid": 1}, "index": "", "index_size": 0, "index_digest": "", "logs": ""}
         stored = {**unmarked, **unsealed((self._folder.path / _LATEST).read_bytes())}
         stored["health"] = {**asdict(Health()), **stored["health"]}  # it has grown, too
         progress = wire.unpack(Progress, stored, {})
@@ -200,6 +208,9 @@ class Checkpoint:
                 f"{rounds} rounds are wanted but the run in {folder.path} has reached round {progress.next_round}; "
                 "set rounds to at least that."
             )
+
+    def _logs(self) -> str:
+        return digest(b"".join((self._folder.path / name).read_bytes() for name in (EVENTS_FILE, METRICS_FILE)))
 
     def _cut(self, name: str, size: int) -> None:
         """Shorten a log to what it was when the checkpoint was made."""

@@ -42,7 +42,8 @@ def read_metrics(folder: Path) -> list[Row]:
             rows = [{name: float(row[name]) if row[name] else None for name in names} for row in reader]
     except (OSError, ValueError, csv.Error, KeyError, TypeError) as error:
         raise CoterieError(
-            f"{path} cannot be read as a table of numbers ({error}); run `coterie resume {folder}`."
+            f"{path} cannot be read as a table of numbers ({error}); restore it, or delete it and do without: "
+            f"`coterie report {folder}`."
         ) from error
     if names and "round" not in names:
         raise CoterieError(f"{path} has no column 'round'; run the experiment again into a new folder.")

@@ -7,6 +7,7 @@ gateway that answers for several. Its key, where there are keys, says which name
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ HELLO_SECONDS = 3.0
 _HELLO_LIFE = 3600.0
 _TOLD_LIFE = 60.0
 _MOST_TURNED_AWAY = 1000
+_COMEBACKS = 20
 
 Names = Mapping[int, Collection[ClientId]]
 """The names that each node may bear, by its key."""
@@ -60,6 +62,7 @@ class Directory:
         self._known: set[int] = set()
         self._refused: set[int] = set()
         self._displaced: set[tuple[int, ClientId]] = set()
+        self._comebacks: Counter[ClientId] = Counter()
         self._turned_away = 0
 
     def look(self) -> Mapping[ClientId, Hello]:
@@ -151,7 +154,10 @@ class Directory:
         """A client has come back before Flower misses it; or, where there are no keys, there are two of that name."""
         self._displaced.add((before, name))
         self._displaced.discard((node, name))
-        self._note(f"{name} has come back, or a second client has its name; the latest is asked")
+        self._comebacks[name] += 1
+        if self._comebacks[name] <= _COMEBACKS:  # one that joins without end does not fill the log
+            last = "; that is not said again" if self._comebacks[name] == _COMEBACKS else ""
+            self._note(f"{name} has come back, or a second client has its name; the latest is asked{last}")
         self._say(before, f"another client calls itself {name}, and is asked instead of you; give each its own --name")
         self._say(node, f"there was a client {name} already; if that is another one, give each its own --name")
 

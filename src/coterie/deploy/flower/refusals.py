@@ -30,9 +30,11 @@ def turned_away(server: str, response: httpx.Response, has_key: bool, is_there: 
             "that has joined with it, then join again."
         )
     how = "this key" if has_key else "clients without a key"
+    twice = has_key and response.status_code == STILL_THERE
+    other = ", or, if another process has joined with this one, end that" if twice else ""
     return CoterieError(
         f"{server} turned this client away: it does not accept {how} "
-        f"(HTTP {response.status_code}); ask for a key (`coterie certs`) and join with --certs."
+        f"(HTTP {response.status_code}); ask for a key (`coterie certs`) and join with --certs{other}."
     )
 
 
