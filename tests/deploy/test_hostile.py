@@ -17,6 +17,7 @@ from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
 from coterie.deploy.flower import client as flower_client
 from coterie.deploy.flower.client import Security, join
+from coterie.deploy.flower.directory import Directory
 from coterie.deploy.protocol import to_text
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
@@ -169,3 +170,13 @@ def test_one_peer_that_lies_about_the_data_locks_nobody_out(stage: Stage, lie: d
     told = _told(config, Answers(), ["0", "evil"], own, print)  # type: ignore[arg-type]
     assert told == honest
     assert _told(config, Answers(), ["evil"], own, print) != honest  # type: ignore[arg-type]
+
+
+def test_a_client_that_joins_without_end_does_not_fill_the_log() -> None:
+    notes: list[str] = []
+    directory = Directory(None, None, None, notes.append)  # type: ignore[arg-type]
+    directory._say = lambda node, text: None  # type: ignore[method-assign,assignment]
+    for number in range(100):
+        directory._replace(number, number + 1, "a")
+    assert len(notes) == 20
+    assert notes[-1].endswith("that is not said again")
