@@ -175,7 +175,7 @@ def test_one_peer_that_lies_about_the_data_locks_nobody_out(stage: Stage, lie: d
 def test_a_client_that_joins_without_end_does_not_fill_the_log() -> None:
     notes: list[str] = []
     directory = Directory(None, None, None, notes.append)  # type: ignore[arg-type]
-    directory._say = lambda node, text: None  # type: ignore[method-assign,assignment]
+    directory._say = lambda node, text: None  # type: ignore[method-assign]
     for number in range(100):
         directory._replace(number, number + 1, "a")
     assert len(notes) == 20
