@@ -154,7 +154,7 @@ def test_a_peer_runs_no_code_that_another_peer_names(stage: Stage) -> None:
     assert not (stage.folder / "pwned").exists()
 
 
-@pytest.mark.parametrize("lie", [{"shape": (1, 8, 7)}, {"task": "regression", "classes": 1}])
+@pytest.mark.parametrize("lie", [{"shape": (1, 8, 7)}, {"classes": 9999}, {"task": "regression", "classes": 1}])
 def test_one_peer_that_lies_about_the_data_locks_nobody_out(stage: Stage, lie: dict[str, Any]) -> None:
     """In a tie the word that came first in the alphabet was believed, and the newcomer told that its data are odd."""
     write_run(stage.folder, "gossip", **RUN)

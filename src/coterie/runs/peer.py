@@ -193,9 +193,9 @@ def _told(
     said = [spec for spec in said if not unlike(own, spec)] or said
     votes = Counter(_common(spec) for spec in said)
     most = max(votes.values())
-    # of as many, one that does not depend on who answered first
-    usual = min((form for form, number in votes.items() if number == most), key=repr)
-    return next(spec for spec in said if _common(spec) == usual)
+    tied = {_common(spec): spec for spec in reversed(said) if votes[_common(spec)] == most}
+    # of as many, the one that is nearest to our data, and one that does not depend on who answered first
+    return min(tied.values(), key=lambda spec: (abs(spec.classes - own.classes), repr(_common(spec))))
 
 
 def _common(spec: RunSpec) -> tuple[object, ...]:
