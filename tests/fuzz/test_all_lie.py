@@ -125,3 +125,8 @@ def test_in_a_simulation_it_is_a_fault_of_the_method(digits: OwnPopulation, tmp_
 def test_a_method_that_never_works_is_not_tried_for_ever(digits: OwnPopulation, tmp_path: Path) -> None:
     with pytest.raises(IndexError):
         served(Stumbles, digits, tmp_path, RunKind.SERVED, 30)
+
+
+def test_a_run_that_lost_every_round_is_no_success(digits: OwnPopulation, tmp_path: Path) -> None:
+    with pytest.raises(IndexError):
+        served(Stumbles, digits, tmp_path, RunKind.SERVED, 3)

@@ -23,6 +23,7 @@ from coterie.deploy.client import reply_type
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.int64: "I64", torch.int32: "I32"}
 _MODEL, _MODELS, _CLUSTER = "model", "models", "cluster"
 _LARGEST_COUNT = 1 << 40
+_ROUNDING = 1e-6
 _ENOUGH = 3  # clients that all answer in one form
 _MOST_FORMS = 1000
 
@@ -110,7 +111,8 @@ class Expected:
         for path, (low, high) in getattr(self._kind, "limits", {}).items():
             tensor = message.tensors.get(path)
             most = message.tensors[high] if isinstance(high, str) else high
-            if tensor is not None and bool(((tensor < low) | (tensor > most)).any()):  # NaN: not measured
+            # a mean of ones may be 1 and a rounding; NaN is not measured
+            if tensor is not None and bool(((tensor < low - _ROUNDING) | (tensor > most + _ROUNDING)).any()):
                 return f"{path} is not between {low:g} and {high if isinstance(high, str) else f'{high:g}'}"
         for path, tensor in message.tensors.items():
             if tensor.is_floating_point() or not tensor.numel():

@@ -115,6 +115,8 @@ class Checkpoint:
             whose = f"{quote(client, safe='')}-{next_round:06d}"
             new[client] = self._put(MEMORY_FOLDER, whose, wire.encode(memory[client]))
         old = self._index.add(new, next_round)
+        # read once: sizes and digest are of the same moment, whoever writes to the logs meanwhile
+        events, metrics = (self._log(file) for file in (EVENTS_FILE, METRICS_FILE))
         progress = Progress(
             method=method,
             next_round=next_round,
@@ -122,8 +124,8 @@ class Checkpoint:
             failures=failures,
             down=dict(ledger[0]),
             up=dict(ledger[1]),
-            events=(self._folder.path / EVENTS_FILE).stat().st_size,
-            metrics=(self._folder.path / METRICS_FILE).stat().st_size,
+            events=len(events),
+            metrics=len(metrics),
             state=name,
             memory={},
             config=self._folder.config,
@@ -131,7 +133,7 @@ class Checkpoint:
             index=self._index.file,
             index_size=self._index.size,
             index_digest=self._index.digest if self._index.file else "",
-            logs=self._logs(),
+            logs=digest(events + metrics),
         )
         self._folder.write(_LATEST, sealed(asdict(progress)))
         self._remove_old(name, old)
@@ -154,7 +156,7 @@ class Checkpoint:
             memory = {client: self._get(MEMORY_FOLDER, name, Memory) for client, name in names.items()}
         self._cut(EVENTS_FILE, progress.events)
         self._cut(METRICS_FILE, progress.metrics)
-        if progress.logs and progress.logs != self._logs():
+        if progress.logs and progress.logs != digest(self._log(EVENTS_FILE) + self._log(METRICS_FILE)):
             raise CoterieError(
                 f"{EVENTS_FILE} or {METRICS_FILE} in {self._folder.path} has been changed since the checkpoint was "
                 "made; put it back as it was, or start a new run with another --out."
@@ -209,8 +211,8 @@ class Checkpoint:
                 "set rounds to at least that."
             )
 
-    def _logs(self) -> str:
-        return digest(b"".join((self._folder.path / name).read_bytes() for name in (EVENTS_FILE, METRICS_FILE)))
+    def _log(self, name: str) -> bytes:
+        return (self._folder.path / name).read_bytes()
 
     def _cut(self, name: str, size: int) -> None:
         """Shorten a log to what it was when the checkpoint was made."""

@@ -31,7 +31,7 @@ from coterie.runs.view import View, Views
 _log = logging.getLogger(__name__)
 _OTHERS_ANSWER = (RunKind.SERVED, RunKind.PEER)
 _SPOILT = 20
-"""So many rounds in a row may be lost to replies that cannot be used; then it is not the clients' fault."""
+"""So many rounds in a row, and not all of a run, may be lost to replies that cannot be used."""
 
 
 class RoundLoop:
@@ -118,7 +118,11 @@ class RoundLoop:
         except CoterieError:
             raise
         except Exception as error:
-            if self.folder is None or self.folder.kind not in _OTHERS_ANSWER or self._spoilt >= _SPOILT:
+            if (
+                self.folder is None
+                or self.folder.kind not in _OTHERS_ANSWER
+                or self._spoilt >= min(_SPOILT, self.rounds - 1)
+            ):
                 raise
             self._spoilt += 1
             _log.debug("a round could not be finished", exc_info=True)
