@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coterie.data.schema import Schema
+from coterie.runs.predictions import as_csv
+
 from ..conftest import Command
 
 BUILD = """
@@ -42,6 +45,14 @@ def made_run(coterie: Command, tmp_path: Path) -> Path:
     )
     assert ended.code == 0, ended.err
     return tmp_path / "run"
+
+
+def test_a_word_that_looks_like_a_formula_is_quoted() -> None:
+    """Names of classes come from other clients, and predictions are opened in spreadsheets."""
+    words = ["=cmd()", "+evil", "@x", "-x", "-1", "+2.5", "+", "-", "fine", "a=b"]
+    made = as_csv(np.array(words), Schema((1,), 2, target="y"))
+    assert made.splitlines()[1:] == ["'=cmd()", "'+evil", "'@x", "'-x", *words[4:]]
+    assert as_csv(np.array([-1.5]), Schema((1,), 1)).splitlines()[1] == "-1.5"
 
 
 def test_new_rows_are_predicted_in_words(made_run: Path, coterie: Command, tmp_path: Path) -> None:

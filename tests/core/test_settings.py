@@ -31,6 +31,7 @@ class Example:
     maybe: int | None = None
     pairs: tuple[tuple[int, float], ...] = ()
     several: tuple[int, ...] = ()
+    either: int | tuple[str, ...] | None = None
 
 
 def test_text_and_values_are_read_alike() -> None:
@@ -140,3 +141,14 @@ def test_a_rate_belongs_to_its_optimiser() -> None:
 def test_what_is_not_set_is_not_written() -> None:
     config = from_tables({"method": "fedavg", "settings": {"lr": "none", "epochs": 2}})
     assert tomllib.loads(config.to_toml())["settings"] == {"epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("10", 10), (10, 10), ("cat,dog", ("cat", "dog")), (["cat"], ("cat",)), ("none", None), ("", None)],
+)
+def test_a_number_or_names(given: Any, read: Any) -> None:
+    assert from_settings(Example, {"either": given}, "example").either == read
+    config = from_tables({"method": "fedavg", "scenario": {"data": "x", "classes": given}})
+    assert config.scenario.classes == read
+    assert from_tables(tomllib.loads(config.to_toml())) == config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -66,10 +67,13 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
             raise unknown(f"value of {key}", value if isinstance(value, str) else shown(value), map(str, arguments))
         return value
     if origin in (typing.Union, types.UnionType):
-        plain = next(a for a in arguments if a is not type(None))
-        if value is None or value in ("", "none") or (value == "auto" and plain in (int, float)):
+        plain = [a for a in arguments if a is not type(None)]
+        if value is None or value in ("", "none") or (value == "auto" and plain[0] in (int, float)):
             return None  # a number that is not set is found out
-        return coerce(plain, value, key)
+        for other in plain:
+            with contextlib.suppress(CoterieError):
+                return coerce(other, value, key)
+        return coerce(plain[0], value, key)  # what is wrong, for the first of the kinds
     if origin is tuple:
         return _sequence(arguments, value, key)
     readers = {bool: _bool, int: _int, float: _float, str: _text}

@@ -75,16 +75,17 @@ def checked_classes(labels: Sequence[Tensor], classes: int | None) -> int:
     if classes is None:
         present = torch.cat([part.unique() for part in labels]).unique()
         lowest, number = int(present[0]), len(present)
+        said = f"classes={highest + 1} (on the command line --set scenario.classes={highest + 1})"
         if lowest > 0:
             raise CoterieError(
                 f"The labels are {lowest} to {highest} and none is 0; number the classes from 0, such as y - {lowest}, "
-                f"or say classes={highest + 1} in Python if class 0 is only missing, or task=regression if these are "
+                f"or say {said} if class 0 is only missing, or task=regression if these are "
                 "numbers to predict."
             )
         if highest >= max(_FEW_CLASSES, _MOST_GAPS * number):
             raise CoterieError(
                 f"There is a label {highest} but only {number} different ones; number the classes 0 to {number - 1}, "
-                f"or say classes={highest + 1} in Python if the others are only missing, or task=regression if these "
+                f"or say {said} if the others are only missing, or task=regression if these "
                 "are numbers to predict."
             )
         return highest + 1

@@ -17,7 +17,7 @@ from coterie.core.terminal import shown
 from .adapters import TableOptions, from_frames, from_table, reading, unwrapped
 from .checks import checked_classes
 from .encoding import encode
-from .labels import ClientArrays, are_words
+from .labels import ClientArrays, are_words, number_said, said_classes
 from .own import OwnPopulation, chosen_unseen, described, from_arrays, in_order
 from .partition import by_owner
 from .pool import rows_of
@@ -100,8 +100,8 @@ def _table_of_one(
 def _alone(options: Any, arrays: ClientArrays) -> Any:
     """Options for one client alone, who may lack the first classes: that labels begin with 0 is for all to see."""
     labels = [np.asarray(y) for y in arrays[1::2] if not are_words(y)]
-    highest = max((int(y.max()) for y in labels if y.size and y.dtype.kind in "iu"), default=0)
-    return {**options, "classes": max(highest, 0) + 1}
+    whole = [int(y.max()) for y in labels if y.size and y.dtype.kind in "iu"]
+    return {**options, "classes": max(0, *whole) + 1} if whole else options
 
 
 def _from_one(path: Path, options: TableOptions) -> OwnPopulation:
@@ -212,8 +212,8 @@ class _OnDemand(Mapping[ClientId, ClientData]):
 def _from_leaf(folder: Path, options: Any, image_size: int | None) -> OwnPopulation:
     leaf = read_leaf(folder, _HELP)
     users = leaf_users(leaf, image_size)
-    seed = options.get("seed", 0)
-    classes = checked_classes([leaf.train.samples.y, leaf.test.samples.y], options.get("classes"))
+    seed, said = options.get("seed", 0), number_said(said_classes(options.get("classes")))
+    classes = checked_classes([leaf.train.samples.y, leaf.test.samples.y], said)
     made = users.population(seed, normalise=Normalise(), classes=classes, validation=options.get("validation", 0.0))
     unseen = chosen_unseen(made.ids, options.get("unseen", ()), seed)
     shape, dtype = tuple(made.shape), leaf.train.samples.x.dtype

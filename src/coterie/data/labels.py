@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.core.terminal import brief, shown
 
-from .schema import LONGEST_NAME, MOST_NAMES
+from .schema import LONGEST_NAME, MOST_CLASSES, MOST_NAMES, Classes
 
 ClientArrays = tuple[Any, Any] | tuple[Any, Any, Any, Any]
 """(x, y), of which a fifth is kept for testing, or (x_train, y_train, x_test, y_test)."""
@@ -48,20 +48,50 @@ def class_numbers(words: npt.NDArray[Any], names: tuple[str, ...], client: Clien
         ) from None
 
 
-def named_classes(clients: Mapping[ClientId, ClientArrays]) -> tuple[Mapping[ClientId, ClientArrays], tuple[str, ...]]:
+def said_classes(classes: int | Sequence[str] | None) -> Classes:
+    """The classes as a user has said them: a number, or their names in the order in which they are numbered."""
+    if classes is None:
+        return None
+    if isinstance(classes, int):
+        if isinstance(classes, bool) or not 1 <= classes <= MOST_CLASSES:
+            raise CoterieError(f"There are {shown(classes)} classes; give a number from 1 to {MOST_CLASSES}, or names.")
+        return classes
+    names = [classes] if isinstance(classes, str) else list(classes)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise CoterieError(f"classes is {brief(repr(names), 80)}; give their number, or their names as text.")
+    return checked_names(sorted_names(names))
+
+
+def named_classes(
+    clients: Mapping[ClientId, ClientArrays], said: Classes = None
+) -> tuple[Mapping[ClientId, ClientArrays], tuple[str, ...]]:
     """The same clients with numbers for labels, and the words that the numbers stand for; none if they were numbers."""
     if not any(isinstance(a, (tuple, list)) and any(map(are_words, a[1::2])) for a in clients.values()):
+        number_said(said)
         return clients, ()
     words: dict[ClientId, list[npt.NDArray[Any]]] = {}
     for client, arrays in clients.items():
         words[client] = [_texts(client, y) for y in arrays[1::2]]
     names = checked_names(sorted_names(word for parts in words.values() for part in parts for word in part.tolist()))
+    if isinstance(said, int):
+        if not are_whole(names):
+            raise CoterieError(f"The labels are words, such as {shown(names[0])}; name all classes, not their number.")
+        names = tuple(map(str, range(said)))
+    elif said:
+        names = said
     named: dict[ClientId, ClientArrays] = {}
     for client, arrays in clients.items():
         numbers = [class_numbers(part, names, client) for part in words[client]]
         pair = (arrays[0], numbers[0])
         named[client] = pair if len(numbers) == 1 else (*pair, arrays[2], numbers[1])  # type: ignore[misc]
-    return named, names
+    return named, () if isinstance(said, int) else names
+
+
+def number_said(said: Classes) -> int | None:
+    """How many classes a user says there are, where labels are numbers."""
+    if isinstance(said, tuple):
+        raise CoterieError(f"The labels are numbers and classes names {shown(said[0])}; give their number instead.")
+    return said
 
 
 def checked_names(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from coterie.core.terminal import brief
 
 from .checks import checked_groups, checked_samples
 from .drift import Drift
-from .labels import ClientArrays, named_classes
+from .labels import ClientArrays, named_classes, number_said, said_classes
 from .pool import rows_of
 from .population import Parts
 from .scaling import NormaliseName, moments, pooled
@@ -33,7 +33,7 @@ class OwnOptions(TypedDict, total=False):
     """What can be said of own data, wherever they come from: see `from_arrays`."""
 
     groups: Mapping[ClientId, int | str] | None
-    classes: int | None
+    classes: int | Sequence[str] | None
     normalise: Normalise | NormaliseName | None
     seed: int
     validation: float
@@ -120,7 +120,8 @@ def from_arrays(clients: Mapping[ClientId, ClientArrays], **options: Unpack[OwnO
 
     Targets are classes (integers from 0 up, or words, [n]), several labels a sample (0 and 1, [n, labels]) or numbers
     (floats, [n] or [n, numbers]). Where they do not clearly say which, `task` must. Words are numbered in sorted order
-    and remembered (`schema.class_names`).
+    and remembered (`schema.class_names`). `classes` says how many classes there are (numbered from 0), or their names;
+    a label that is none of them is refused. Without it there are those that the data have.
 
     Inputs are rows [n, features], images [n, channels, height, width] or, of uint8, [n, height, width]. Where their
     axes could mean something else, `layout` must say it (see `Layout`): "series" are [n, steps, features],
@@ -141,7 +142,8 @@ def from_arrays(clients: Mapping[ClientId, ClientArrays], **options: Unpack[OwnO
         if not isinstance(arrays, (tuple, list)) or len(arrays) not in (2, 4):
             raise CoterieError(f"Client {client} needs (x, y) or (x_train, y_train, x_test, y_test).")
         check_client_name(client)
-    clients, names = named_classes(clients)
+    said = said_classes(options.get("classes"))
+    clients, names = named_classes(clients, said)
     parts = {client: _split(client, arrays, seed, layout) for client, arrays in clients.items()}
     first = next(iter(parts.values()))[0]
     for client, pair in parts.items():
@@ -152,7 +154,7 @@ def from_arrays(clients: Mapping[ClientId, ClientArrays], **options: Unpack[OwnO
                     "shape and type."
                 )
     unseen = chosen_unseen(list(clients), options.get("unseen", ()), seed)
-    goal, parts = settle(parts, options.get("task", "auto"), len(names) or options.get("classes"))
+    goal, parts = settle(parts, options.get("task", "auto"), len(names) or number_said(said))
     data = {client: _validated(client, train, test, validation, seed) for client, (train, test) in parts.items()}
     shape = tuple(first.x.shape[1:])
     how = options.get("normalise") or "auto"

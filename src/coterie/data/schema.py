@@ -21,8 +21,11 @@ images [n, channels, height, width] or [n, height, width]; images-last [n, heigh
 """
 Missing = Literal["refuse", "mean", "drop"]
 """What happens to missing values of a table: an error; the column's mean over all clients; the row is left out."""
+Classes = int | tuple[str, ...] | None
+"""The classes of own data: how many, numbered from 0; their names; or, None, those that the data have."""
 MOST_NAMES = 1000
 """So many classes, or categories of one column, can have names."""
+MOST_CLASSES = 1 << 16
 LONGEST_NAME = 100
 """The longest name of a class or a category, in characters."""
 

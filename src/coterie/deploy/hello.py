@@ -15,7 +15,7 @@ from coterie.data.agreed import moments_in
 from coterie.data.encoding import MOST_CATEGORIES
 from coterie.data.scaling import Moments, NormaliseName, channels, scale_of
 from coterie.data.scaling import pooled as common_scale
-from coterie.data.schema import LONGEST_NAME, MOST_NAMES, Column
+from coterie.data.schema import LONGEST_NAME, MOST_CLASSES, MOST_NAMES, Column
 from coterie.deploy.boundary import Between, Length, Name, OneOf, Text
 
 INPUTS = ("uint8", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool")
@@ -25,7 +25,7 @@ _LONGEST_NAMES = 20_000  # characters of all names together: every order carries
 _LARGEST_WEIGHT = 10  # of a client in the common normalisation, in medians of all
 
 Shape = Annotated[tuple[Annotated[int, Between(1, 1 << 16)], ...], Length(1, 4)]
-Classes = Annotated[int, Between(1, 1 << 16)]
+Classes = Annotated[int, Between(1, MOST_CLASSES)]
 Middle = Annotated[float, Between(-1e12, 1e12)]
 Spread = Annotated[float, Between(0, 1e12)]
 Means = Annotated[tuple[Middle, ...], Length(1, MOST_CHANNELS)]

@@ -21,9 +21,10 @@ from coterie.core.settings import (
 from coterie.core.targets import TaskName
 from coterie.core.terminal import brief, shown
 from coterie.data.drift import DriftTo
+from coterie.data.labels import said_classes
 from coterie.data.scaling import NormaliseName
 from coterie.data.scenarios import ShiftKind
-from coterie.data.schema import Layout, Missing
+from coterie.data.schema import Classes, Layout, Missing
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON
@@ -61,11 +62,13 @@ class ScenarioConfig:
     target_column: str | None = None
     ignore: tuple[str, ...] = ()
     missing: Missing = "refuse"
+    classes: Classes = None
     normalise: NormaliseName = "auto"
 
     def __post_init__(self) -> None:
         if self.data is not None:
             object.__setattr__(self, "name", OWN_DATA)  # they have neither the name nor the rates of a scenario
+        object.__setattr__(self, "classes", said_classes(self.classes))
 
     @property
     def preset_name(self) -> str:

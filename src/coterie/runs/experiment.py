@@ -41,6 +41,7 @@ def population_of(scenario: ScenarioConfig, seed: int, task: TaskName = "auto") 
             raise CoterieError(f"{', '.join(extra)} shape a named scenario, not your own data; leave them out.")
         reading = _reading(scenario, task)
         reading["client"] = scenario.client_column
+        reading["classes"] = scenario.classes
         reading["unseen"] = int(scenario.unseen) if scenario.unseen >= 1 else scenario.unseen
         reading["drift"] = [Drift(when, share, to=scenario.drift_to) for when, share in scenario.drift]
         return from_path(Path(scenario.data), image_size=scenario.image_size, **reading)
@@ -74,7 +75,7 @@ _SHAPING = {
     *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels"),
     *("shift", "group_sizes", "mixed"),
 }
-_OWN = ("layout", "client_column", "target_column", "ignore", "missing", "normalise")
+_OWN = ("layout", "client_column", "target_column", "ignore", "missing", "classes", "normalise")
 
 
 def _reading(scenario: ScenarioConfig, task: TaskName) -> TableOptions:

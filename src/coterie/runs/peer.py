@@ -27,13 +27,24 @@ from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.federation import PeerFederation
 from coterie.deploy.zenoh.peer import Deployed, Pace
 from coterie.methods.p2p.base import PeerMethod
+from coterie.runs.classes import check_said
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
 from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
-from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, drafted, model_of, odd_ones, usable
+from coterie.runs.spec import (
+    NoMajority,
+    agree,
+    alone,
+    check_deployable,
+    common_schema,
+    drafted,
+    model_of,
+    odd_ones,
+    usable,
+)
 from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.05
@@ -169,6 +180,8 @@ def _run_spec(
         raise CoterieError(f"This peer does not fit the others: {odd[connection.name]}.")
     for name, why in odd.items():
         note(f"{name} is not counted: {why}")
+    for name, what in alone(config, {name: hello for name, hello in hellos.items() if name not in odd}).items():
+        note(f"{'this peer' if name == connection.name else name} alone has {what}")
     return replace(agree(config, hellos), run=network_of(config))
 
 
@@ -185,6 +198,7 @@ def _told(
             spec = checked(RunSpec, text)
             if (spec.method, spec.model) != (config.method, model_of(config)):
                 raise CoterieError(f"it is about {spec.method} and the model {spec.model}")
+            check_said(config.scenario.classes, spec.classes, spec.class_names)
             said.append(spec)
         except CoterieError as error:
             note(f"what {name} says of the run is not believed: {error}")

@@ -31,7 +31,7 @@ from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
 from coterie.runs.rates import found_with
 from coterie.runs.result import Result
-from coterie.runs.spec import NoMajority, agree, check_deployable, common_schema, model_of, odd_ones
+from coterie.runs.spec import NoMajority, agree, alone, check_deployable, common_schema, model_of, odd_ones
 from coterie.runs.view import View, Views
 
 DEPLOYMENT = "deployment.json"
@@ -149,6 +149,7 @@ def conduct(
     else:
         fitting = _Fitting(config, transport, watcher)
         first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
+        fitting.tell_alone(first)
         spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
         rated = _rated(config, spec, transport, options, inputs, watcher)
         if rated is not spec:
@@ -253,6 +254,12 @@ class _Fitting:
             if self._say(f"{client} is not admitted: {why}"):
                 self._transport.tell(client, f"you are not admitted to this run: {why}")
         return {client: hello for client, hello in there.items() if client not in odd}
+
+    def tell_alone(self, first: Hellos) -> None:
+        """Say which of the clients that the run begins with have classes that nobody else has."""
+        for client, what in alone(self._config, first).items():
+            self._say(f"{client} alone has {what}")
+            self._transport.tell(client, f"you alone have {what}")
 
     def _say(self, text: str) -> bool:
         new = text not in self._said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median_high
 from typing import TypeVar, cast
 
 from coterie.core.errors import CoterieError
@@ -15,7 +14,7 @@ from coterie.core.task import chosen_kind
 from coterie.core.terminal import shown
 from coterie.data.agreed import together
 from coterie.data.encoding import MOST_CATEGORIES
-from coterie.data.labels import are_whole, sorted_names
+from coterie.data.labels import are_whole
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.data.schema import Schema
 from coterie.deploy.boundary import check
@@ -23,12 +22,11 @@ from coterie.deploy.hello import ColumnTold, Hello, pooled, pooled_targets, told
 from coterie.deploy.protocol import RunSpec, settings_of
 from coterie.methods import Method
 from coterie.models.named import builder_named
+from coterie.runs.classes import are_words, brought_alone, common_classes, odd_classes
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import defaults_of
 from coterie.simulation.faults import Faults
 
-_ALWAYS_FINE = 100  # so many classes cost a model next to nothing
-_FAR_FROM_OTHERS = 4
 _CLASSES = "classification"
 
 
@@ -52,8 +50,8 @@ def odd_ones(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[Client
     """Clients whose data are not what the run is about, each with the reason.
 
     The form of the inputs (their shape; bytes or floats) is that of most clients; where two forms are as common, the
-    image size of the run's scenario decides. The number of classes is bounded by the scenario's or, for own data, by
-    what the other clients have: a client may see few labels, but not many times more than the others.
+    image size of the run's scenario decides. The classes are the scenario's or, for own data, those that the
+    configuration says or most clients have (`odd_classes`): a client may see few labels, but not many more than others.
     """
     form, example = _usual_form(_scenario(config), config.scenario.image_size, hellos)
     odd = {
@@ -64,13 +62,23 @@ def odd_ones(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[Client
         if hello.form != form
     }
     odd |= _odd_targets(config, {client: hello for client, hello in hellos.items() if client not in odd})
-    rest = {client: hello.classes for client, hello in hellos.items() if client not in odd}
-    if not rest or _task_told(config, hellos) != _CLASSES:
+    if _task_told(config, hellos) != _CLASSES:
         return odd
     named = _scenario(config)
-    most = max(_ALWAYS_FINE, _FAR_FROM_OTHERS * median_high(rest.values())) if named is None else named.classes
-    odd |= {c: f"it has {n} classes, the run is about at most {most}" for c, n in rest.items() if n > most}
-    return odd
+    rest = {client: hello for client, hello in hellos.items() if client not in odd}
+    return odd | odd_classes(config.scenario.classes if named is None else named.classes, rest)
+
+
+def alone(config: RunConfig, fitting: Mapping[ClientId, Hello]) -> dict[ClientId, str]:
+    """Clients who alone bring classes that everybody's model then has, and what; where the configuration is silent."""
+    decided = _scenario(config) is not None or config.scenario.classes is not None
+    if decided or _task_told(config, fitting) != _CLASSES:
+        return {}
+    return {
+        client: f"{what}, which the model of every client has because of it; if that is a mistake, say "
+        "scenario.classes where the run is configured"
+        for client, what in brought_alone(fitting).items()
+    }
 
 
 def _task_told(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> str:
@@ -99,9 +107,10 @@ def _odd_targets(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[Cl
             client: f"it has {hello.classes} targets a sample, the run is about {number}"
             for client, hello in wrong.items()
         }
-    # whole numbers are words to a client that lacks the first of them
-    wordy = {client: bool(hello.names) and not are_whole(hello.names) for client, hello in rest.items()}
+    wordy, said = {client: are_words(hello) for client, hello in rest.items()}, config.scenario.classes
     words, kinds = _usual([*wordy.values()] or [False]), {True: "words", False: "numbers"}
+    if said is not None:
+        words = not isinstance(said, int) and not are_whole(said)
     return odd | {
         client: f"its labels are {kinds[not words]}, those of the run are {kinds[words]}"
         for client, own in wordy.items()
@@ -162,7 +171,8 @@ def drafted(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
     named, model, task = _scenario(config), model_of(config), _task_told(config, fitting)
     if not model:
         raise CoterieError('Your own data need a model: set model = "NAME" (see `coterie list models`).')
-    names, classes = _classes(fitting)
+    said = config.scenario.classes if named is None and task == _CLASSES else None
+    names, classes = common_classes(said, fitting)
     columns = _columns(fitting)
     shape = (sum(column.width for column in columns),) if columns else next(iter(fitting.values())).shape
     found = cast(TaskKind, "binary" if classes == 2 and task == _CLASSES else task)
@@ -189,19 +199,6 @@ def drafted(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
         loss=config.loss,
         metric=config.metric,
     )
-
-
-def _classes(fitting: Mapping[ClientId, Hello]) -> tuple[tuple[str, ...], int]:
-    """The names of all clients' classes together, where they are words, and how many classes or targets there are."""
-    names = sorted_names(name for hello in fitting.values() for name in hello.names)
-    unnamed = [hello.classes for hello in fitting.values() if not hello.names]
-    if not names or not unnamed:
-        return names, len(names) or max(unnamed)
-    # whole numbers, which some clients have as words: as in the simulator they are the classes, unless many are missing
-    different = {int(name) for name in names} | set(range(max(unnamed)))
-    if min(different) == 0 and max(different) < 2 * len(different):
-        return (), max(different) + 1
-    return sorted_names(map(str, different)), len(different)
 
 
 def _columns(fitting: Mapping[ClientId, Hello]) -> tuple[ColumnTold, ...]:
