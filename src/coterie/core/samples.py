@@ -151,6 +151,11 @@ def kind_of(population: Population) -> TaskKind:
     return kind
 
 
+def tests_alike_of(population: Population) -> bool:
+    """Whether a client's tests ask for labels as often as it has them in training; one that does not say: for all."""
+    return bool(getattr(population, "tests_alike", False))
+
+
 def target_scale_of(population: Population) -> TargetScale | None:
     """The common scale of a population's targets, where they are numbers."""
     scale: TargetScale | None = getattr(population, "target_scale", None)

@@ -24,7 +24,7 @@ from coterie.core.losses import LOSSES, LossChoice, LossFn, LossName
 from coterie.core.metrics import METRICS, Metric, MetricFn, chosen_metric
 from coterie.core.rng import key64
 from coterie.core.rows import RowMath
-from coterie.core.samples import Normalise, Population, Samples, kind_of, target_scale_of
+from coterie.core.samples import Normalise, Population, Samples, kind_of, target_scale_of, tests_alike_of
 from coterie.core.states import State
 from coterie.core.targets import TASKS, TargetScale, TaskKind, TaskName
 
@@ -57,6 +57,8 @@ class Task:
     device: torch.device = CPU
     """Where networks are trained and judged; states are always on the CPU."""
     precision: Precision = "full"
+    tests_alike: bool = False
+    """Whether clients are asked for labels as often as they have them in training, or for all labels."""
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     @classmethod
@@ -95,6 +97,7 @@ class Task:
             kind=kind,
             metric=chosen_metric(metric, kind),
             target_scale=(target_scale_of(population) or _measured(population)) if numbers else None,
+            tests_alike=tests_alike_of(population),
         )
         own = population.client(population.ids[0]).train  # two of it: the mean of one looks like its only entry
         return made.settled(loss, own.take(torch.arange(min(2, len(own)))))

@@ -22,9 +22,9 @@ from .labels import ClientArrays, named_classes, number_said, said_classes
 from .pool import rows_of
 from .population import Parts
 from .scaling import NormaliseName, moments, pooled
-from .schema import Column, Layout, Schema
+from .schema import Column, Layout, Schema, TestsName
 from .split import split_rows
-from .targets import settle
+from .targets import settle, tests_alike
 
 _LAYOUTS: dict[int, Layout] = {2: "rows", 3: "series", 4: "images"}
 
@@ -40,6 +40,7 @@ class OwnOptions(TypedDict, total=False):
     unseen: Sequence[ClientId] | int | float
     layout: Layout | None
     task: TaskName
+    tests: TestsName
     drift: Drift | Sequence[Drift]
 
 
@@ -58,6 +59,8 @@ class OwnPopulation:
     kind: TaskKind = "classification"
     target_scale: TargetScale | None = None
     drifts: tuple[Drift, ...] = ()
+    tests_alike: bool = True
+    """Whether a client's tests ask for labels as often as it has them in training."""
     """From its round on, a drift's clients exchange their data: each has those of another one of them."""
     seed: int = 0
     reread: Callable[[tuple[Column, ...]], OwnPopulation] | None = None
@@ -131,7 +134,8 @@ def from_arrays(clients: Mapping[ClientId, ClientArrays], **options: Unpack[OwnO
     the true groups where you know them. A fifth of a client's samples is kept for testing where it has no test part,
     and the fraction `validation` of the rest for methods that choose by it; `seed` draws both. `unseen` are clients
     that never take part in training: their names, a number, or a fraction. With `drift`, a fraction of the clients
-    exchange their data at a round.
+    exchange their data at a round. `tests` says what a client will be asked: its "own" labels, as often as it has them
+    in training, or "all" of them (see `TestsName`).
     """
     if not clients:
         raise CoterieError("There is no client; give at least one with its arrays.")
@@ -181,6 +185,9 @@ def from_arrays(clients: Mapping[ClientId, ClientArrays], **options: Unpack[OwnO
         kind=goal.kind,
         target_scale=goal.scale,
         drifts=in_order(options.get("drift", ())),
+        tests_alike=tests_alike(
+            options.get("tests", "auto"), goal.kind, [data[c] for c in clients if len(clients[c]) > 2]
+        ),
         seed=seed,
     )
 

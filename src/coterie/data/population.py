@@ -77,6 +77,8 @@ class LazyPopulation:
     """How many clients each group has at the start; empty where all have the same number."""
     mixed: float = 0.0
     """The share of every client's samples, of all parts, that are as those of the next group."""
+    tests_alike: bool = False
+    """Whether a client's tests ask for labels as often as it has them in training; scenarios test all labels."""
 
     def __repr__(self) -> str:
         return f"<{len(self.ids)} clients of {self.scenario or 'shared pools'}, {self.classes} classes>"

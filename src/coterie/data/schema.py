@@ -19,6 +19,12 @@ Layout = Literal["rows", "tokens", "series", "images", "images-last"]
 rows [n, features]; tokens [n, length], whole numbers that reach the model as they are; series [n, steps, features];
 images [n, channels, height, width] or [n, height, width]; images-last [n, height, width, channels].
 """
+TestsName = Literal["auto", "own", "all"]
+"""Which labels a client will be asked for: its own, as often as it has them in training; or all, also those it lacks.
+
+"auto" is "own" where a part of each client's data is kept for testing. Where clients have tests of their own, it is
+"all" if on average more than a tenth of a client's test samples have labels that it does not have in training.
+"""
 Missing = Literal["refuse", "mean", "drop"]
 """What happens to missing values of a table: an error; the column's mean over all clients; the row is left out."""
 Classes = int | tuple[str, ...] | None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError, unknown
-from coterie.core.samples import ClientId, Samples
+from coterie.core.samples import ClientData, ClientId, Samples
 from coterie.core.targets import TASKS, TargetScale, TaskKind, TaskName
 
 from .checks import checked_classes
+from .schema import TestsName
 
 P = TypeVar("P", bound=Sequence[Samples])
+_MOST_STRANGE = 0.1  # of a client's test samples, by whose labels it has none
 _SAY = 'say task="{}" in Python, or --set task={} on the command line'
 
 
@@ -48,6 +50,25 @@ def settle(
         client: (replace(parts[client][0], y=train), replace(parts[client][1], y=test))
         for client, (train, test) in targets.items()
     }
+
+
+def tests_alike(tests: TestsName, kind: TaskKind, tested: Sequence[ClientData]) -> bool:
+    """Whether clients are asked for labels as often as they have them in training (`TestsName`).
+
+    `tested` are those that came with tests of their own.
+    """
+    if tests not in get_args(TestsName):
+        raise unknown("value of tests", str(tests), get_args(TestsName))
+    if tests != "auto" or kind not in ("classification", "binary"):
+        return tests != "all"
+    strange = [float((~torch.isin(data.test.y, _held(data))).double().mean()) for data in tested if len(data.test)]
+    return not strange or sum(strange) / len(strange) <= _MOST_STRANGE
+
+
+def _held(data: ClientData) -> Tensor:
+    """The labels that a client has to learn from."""
+    labels = [part.y for part in (data.train, data.valid) if part is not None]
+    return torch.cat(labels)
 
 
 def _goal(kind: TaskKind, targets: Sequence[Tensor], training: Sequence[Tensor], classes: int | None) -> Goal:

@@ -110,6 +110,7 @@ class Users:
             seed=seed,
             validation=validation,
             has_groups=False,
+            tests_alike=True,
         )
 
     def _parts(self, seed: int) -> tuple[dict[ClientId, Index], dict[ClientId, Index]]:

@@ -24,7 +24,7 @@ from coterie.data.drift import DriftTo
 from coterie.data.labels import said_classes
 from coterie.data.scaling import NormaliseName
 from coterie.data.scenarios import ShiftKind
-from coterie.data.schema import Classes, Layout, Missing
+from coterie.data.schema import Classes, Layout, Missing, TestsName
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON
@@ -64,6 +64,7 @@ class ScenarioConfig:
     missing: Missing = "refuse"
     classes: Classes = None
     normalise: NormaliseName = "auto"
+    tests: TestsName = "auto"
 
     def __post_init__(self) -> None:
         if self.data is not None:

@@ -75,7 +75,7 @@ _SHAPING = {
     *("clients", "samples", "test_samples", "groups", "alpha", "partition", "pixels"),
     *("shift", "group_sizes", "mixed"),
 }
-_OWN = ("layout", "client_column", "target_column", "ignore", "missing", "classes", "normalise")
+_OWN = ("layout", "client_column", "target_column", "ignore", "missing", "classes", "normalise", "tests")
 
 
 def _reading(scenario: ScenarioConfig, task: TaskName) -> TableOptions:
@@ -87,6 +87,7 @@ def _reading(scenario: ScenarioConfig, task: TaskName) -> TableOptions:
         "ignore": scenario.ignore,
         "missing": scenario.missing,
         "validation": scenario.validation,
+        "tests": scenario.tests,
         "task": task,
     }
 

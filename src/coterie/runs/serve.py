@@ -31,7 +31,7 @@ from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
 from coterie.runs.rates import found_with
 from coterie.runs.result import Result
-from coterie.runs.spec import NoMajority, agree, alone, check_deployable, common_schema, model_of, odd_ones
+from coterie.runs.spec import NoMajority, agree, alone, check_deployable, common_schema, model_of, odd_ones, tests_alike
 from coterie.runs.view import View, Views
 
 DEPLOYMENT = "deployment.json"
@@ -157,9 +157,9 @@ def conduct(
             folder.write("config.toml", config.to_toml().encode())
         _write(folder, spec, [], inputs)
         folder.write(SCHEMA_FILE, common_schema(spec, next(iter(first.values()))).to_json().encode())
-    method = in_rounds(spec.build_method())
+    method, task = in_rounds(spec.build_method()), spec.build_task(model_of(config), config.loss, config.metric)
     fed = RemoteFederation(
-        method.task(spec.build_task(model_of(config), config.loss, config.metric)),
+        method.task(replace(task, tests_alike=tests_alike(config))),
         spec,
         transport,
         known=known,

@@ -145,6 +145,12 @@ def _scenario(config: RunConfig) -> Scenario | None:
     return SCENARIOS[config.scenario.name] if config.scenario.data is None else None
 
 
+def tests_alike(config: RunConfig) -> bool:
+    """Whether clients are asked for labels as often as they have them: those with data of their own, unless said."""
+    named = _scenario(config)
+    return config.scenario.tests != "all" if named is None else named.partition == "natural"
+
+
 def agree(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> RunSpec:
     """What the run is about, from the configuration and from what those clients say of their data that fit together."""
     return usable(config, drafted(config, hellos))

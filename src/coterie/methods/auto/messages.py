@@ -68,7 +68,8 @@ class Groups:
     `before` holds the groups' models before the last round, `latest` every client's latest update of its group's model.
     `choices` is what each client's own data say about its model (`personal`). `visits` and `extra` count the downloads
     of one model that every participant has, and those beyond it. `clear` says that the looks alone make the groups,
-    `denied` how many visits there had been when a question was last answered with no.
+    `denied` how many visits there had been when a question was last answered with no, `all_labels` that clients will be
+    asked for labels that they do not have.
     """
 
     models: Stack
@@ -83,6 +84,7 @@ class Groups:
     extra: int = 0
     clear: bool = False
     denied: int = 0
+    all_labels: bool = True
     events: list[Event] = field(default_factory=list)
 
 

@@ -55,7 +55,7 @@ class Auto(ServesClusters[Groups]):
     def init(self, fed: Federation) -> Groups:
         """All clients in one group."""
         models = stack([fed.task.init(fed.seed)])
-        return Groups(models, models, {}, {}, {}, {}, {})
+        return Groups(models, models, {}, {}, {}, {}, {}, all_labels=not fed.task.tests_alike)
 
     def step(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
         """One round: every participant votes, chooses, looks, tries or trains; then the models, then the groups."""
