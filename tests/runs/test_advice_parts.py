@@ -9,11 +9,13 @@ from coterie.core.errors import CoterieError
 from coterie.data import build
 from coterie.methods.given_groups import GivenGroups
 from coterie.models import build_model
+from coterie.report.advice import print_advice
 from coterie.runs.advice.advise import _length, advise
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import paired_gain
-from coterie.runs.advice.remarks import remarks_on
+from coterie.runs.advice.remarks import asked_for_more, remarks_on
+from coterie.runs.options import RunOptions
 
 
 def test_a_gain_is_the_mean_of_the_differences_of_clients_that_have_both() -> None:
@@ -110,3 +112,21 @@ def test_advice_needs_two_clients() -> None:
     population = build("rotated-digits", seed=0, clients=1, groups=1)
     with pytest.raises(CoterieError, match="at least two clients"):
         advise(population, build_model("digits-mlp", population.shape, population.classes))
+
+
+def test_who_will_be_asked_for_labels_it_lacks_is_not_told_to_adapt(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tests of a named scenario hold all labels: on skewed held-out data local training looks best and is not."""
+    skewed = build("rotated-digits", seed=0, clients=8, groups=1, alpha=0.5, partition="dirichlet-client")
+    found = advise(skewed, build_model("digits-mlp", skewed.shape, 10), options=RunOptions(seed=0))
+    local = next(choice for choice in found.choices if choice.name == "local training")
+    assert local.score > found.recommended.score
+    assert found.recommended.name in ("FedAvg", "auto")
+    assert any("labels that they lack" in remark for remark in found.remarks)
+    print_advice(found)
+    assert "which learns all labels. On those that clients have, local training has +" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    held = HeldOut(skewed, skewed.ids, 0)
+    assert asked_for_more(held)
+    own = coterie.from_arrays({c: (d.train.x, d.train.y) for c in skewed.ids if len((d := skewed.client(c)).train)})
+    assert not asked_for_more(own)

@@ -149,6 +149,9 @@ def _reason(advice: Advice) -> str:
     other = "FedAvg" if best.name != "FedAvg" else "local training"
     if best.name == "local training":
         return "Local training is enough: no way of training together was better by more than half a point."
+    if gain.high < 0:  # what would be better on the clients' own labels was not to be recommended
+        ahead = amount_of(Interval(-gain.mean, -gain.high, -gain.low), advice.metric)
+        return f"Recommended: {best.name}, which learns all labels. On those that clients have, {other} has {ahead}."
     sure = "" if gain.sure else ", which may be chance"
     return (
         f"Recommended: {best.name}. Against {other} clients gain {amount_of(gain, advice.metric)}{sure}. "

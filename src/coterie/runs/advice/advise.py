@@ -23,7 +23,7 @@ from coterie.runs.advice.answer import Advice, Choice
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
-from coterie.runs.advice.remarks import remarks_on
+from coterie.runs.advice.remarks import asked_for_more, remarks_on
 from coterie.runs.options import RunOptions
 from coterie.runs.rates import found_rate
 from coterie.runs.result import Result
@@ -46,6 +46,8 @@ LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO = (
 _TUNED_SETTINGS = {"personalise": "finetune"}
 _SIMPLEST_FIRST = (LOCAL, FEDAVG, TUNED, AUTO)
 """What can be recommended; the models per group show what groups are worth, and auto is the way to have them."""
+_PLAIN = (FEDAVG, AUTO)
+"""What does not adapt to a client's own labels where others will be asked for."""
 
 
 def advise(
@@ -93,7 +95,7 @@ def advise(
     proposed = len(set(found.values()))
     count = proposed if evidence.sure else 1
     first = runs[FEDAVG]
-    best = _recommended(choices, lower=first.lower_is_better)
+    best = _recommended(choices, _PLAIN if asked_for_more(held) else _SIMPLEST_FIRST, lower=first.lower_is_better)
     schema: Schema | None = getattr(population, "schema", None)
     return Advice(
         task=first.task,
@@ -209,10 +211,10 @@ def _known(result: Result, values: Sequence[float | None]) -> dict[str, float]:
     return {client: value for client, value in zip(result.client_ids, values, strict=True) if value is not None}
 
 
-def _recommended(choices: Sequence[Choice], *, lower: bool) -> Choice:
-    """The simplest of those that are about as good as the best of what can be run."""
+def _recommended(choices: Sequence[Choice], names: Sequence[str], *, lower: bool) -> Choice:
+    """The simplest, in the order of the names, of those that are about as good as the best of them."""
     by_name = {choice.name: choice for choice in choices}
-    able = [by_name[name] for name in _SIMPLEST_FIRST if name in by_name]
+    able = [by_name[name] for name in names if name in by_name]
     best = min(choice.score for choice in able) if lower else max(choice.score for choice in able)
     close = _CLOSE * abs(best) if lower else _CLOSE
     return next(choice for choice in able if abs(choice.score - best) <= close)
