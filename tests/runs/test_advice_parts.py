@@ -87,8 +87,9 @@ def test_remarks_name_what_is_odd_and_nothing_else() -> None:
     assert [text for text in remarks_on(HeldOut(_clients([0, 1]), ["c0", "c1"], 0)) if "too few" not in text] == []
     assert list(remarks_on(build("rotated-digits", seed=0))) == []
     skewed = list(remarks_on(build("rotated-digits", seed=0, alpha=0.1)))
-    assert len(skewed) == 1
+    assert len(skewed) == 2
     assert skewed[0].startswith("Labels are skewed")
+    assert skewed[1].startswith("Clients will be asked for labels that they lack")
 
 
 def test_given_groups_train_apart() -> None:
