@@ -20,7 +20,7 @@ from benchmarks.timing import resident_megabytes
 from coterie.deploy.client import Device
 from coterie.deploy.flower.client import Security, Session, join
 from coterie.deploy.flower.directory import Directory
-from coterie.deploy.flower.pieces import Inbox
+from coterie.deploy.flower.inbox import Inbox
 from coterie.deploy.flower.superlink import SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.gateway import Gateway

@@ -26,7 +26,7 @@ from coterie.core.terminal import shortly
 from coterie.deploy.boundary import blamed, checked
 from coterie.deploy.bundle import unbundled
 from coterie.deploy.flower.content import LONGEST_TOLD, REFUSED, TOLD, content_of, opened
-from coterie.deploy.flower.pieces import Inbox
+from coterie.deploy.flower.inbox import Inbox
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import HELLO
 

@@ -22,7 +22,7 @@ from coterie.deploy.bundle import Letter, bundled, unbundled
 from coterie.deploy.flower.compat import ErrorCode
 from coterie.deploy.flower.content import GOODBYE, LONGEST_TOLD, content_of, opened
 from coterie.deploy.flower.directory import HELLO_SECONDS, POLL_SECONDS, Directory, Names
-from coterie.deploy.flower.pieces import Inbox
+from coterie.deploy.flower.inbox import Inbox
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import Order, Returned, to_text
 
