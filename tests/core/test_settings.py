@@ -145,7 +145,7 @@ def test_what_is_not_set_is_not_written() -> None:
 
 @pytest.mark.parametrize(
     ("given", "read"),
-    [("10", 10), (10, 10), ("cat,dog", ("cat", "dog")), (["cat"], ("cat",)), ("none", None), ("", None)],
+    [("10", 10), (10, 10), ("cat, dog", ("cat", "dog")), (["a", "b"], ("a", "b")), ("none", None), ("", None)],
 )
 def test_a_number_or_names(given: Any, read: Any) -> None:
     assert from_settings(Example, {"either": given}, "example").either == read

@@ -188,13 +188,14 @@ def test_classes_that_the_user_says() -> None:
     assert (whole.classes, whole.schema and whole.schema.class_names) == (3, ())
     assert set(whole.client("a").train.y.tolist()) <= {1, 2}
     for y, classes, message in (
-        (words, ["well"], "has the label 'ill', which is none of the 1 classes"),
+        (words, ["well", "dead"], "has the label 'ill', which is none of the 2 classes"),
+        (words, "2.5", "classes is '2.5'; give their number, or the names of all"),
         (words, 2, "labels are words, such as 'ill'; name all classes, not their number"),
         (np.array([0, 1, 0, 1]), ["a", "b"], "labels are numbers and classes names 'a'; give their number"),
         (np.array([0, 1, 0, 3]), 3, "label 3 and only 3 classes"),
         (words, 0, "There are 0 classes; give a number from 1 to 65536"),
-        (words, [], "give their number, or their names"),
-        (words, [1, 2], "give their number, or their names"),
+        (words, [], "give their number, or the names"),
+        (words, [1, 2], "give their number, or the names"),
     ):
         with pytest.raises(CoterieError, match=message):
             from_arrays({"a": (x, y)}, classes=classes)  # type: ignore[arg-type]

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from coterie.core.errors import CoterieError
+from coterie.deploy.fitting import unlike
 from coterie.deploy.hello import Hello
 from coterie.runs.classes import brought_alone, check_said, common_classes, odd_classes
 from coterie.runs.config import RunConfig, from_tables
+from coterie.runs.serve import _Fitting
 from coterie.runs.spec import agree, alone, odd_ones
+from coterie.runs.view import NotesOnly
 
 from .processes import Command, free_port
 
@@ -66,12 +69,14 @@ def test_a_minority_does_not_give_everybody_its_classes(
 
 
 def test_the_configuration_decides_where_it_says_the_classes() -> None:
-    numbers, words = config(classes=29), config(classes="well,ill")
+    numbers, words = config(classes=29), config(classes="well, ill")
     there = told(a=3, b=3, c=3, o=29)
     assert odd_ones(numbers, there) == {}
     assert agree(numbers, there).classes == 29
     assert alone(numbers, there) == {}
-    assert odd_ones(config(classes=3), told(a=3, o=4)) == {"o": "it has a label 3, the run is about 3 classes (0 to 2)"}
+    odd = odd_ones(config(classes=3), told(a=3, o=4, n=("-1", "1")))
+    assert odd["o"] == "it has the label 3, the run is about 3 classes (0 to 2)"
+    assert odd["n"] == "it has the label -1, the run is about 3 classes (0 to 2)"
     there = told(a=WORDS, b=("well",), o=("dead", "well"), n=3)
     odd = odd_ones(words, there)
     assert sorted(odd) == ["n", "o"]
@@ -80,19 +85,43 @@ def test_the_configuration_decides_where_it_says_the_classes() -> None:
     assert agree(words, there).class_names == ("ill", "well")
     # where all clients have words and the run numbers, nobody fits: the server says so and waits
     assert sorted(odd_ones(numbers, told(a=WORDS, b=WORDS))) == ["a", "b"]
-    assert sorted(odd_classes(("1", "2"), told(a=3, o=4, p=("1", "9")))) == ["o", "p"]
     assert common_classes(("10", "9"), {}) == (("9", "10"), 2)
 
 
+def test_a_client_with_a_label_below_the_first_is_odd_before_the_start() -> None:
+    """It was admitted, counted, and refused in every round: of numbers only the highest was looked at."""
+    found = odd_classes(("1", "2", "3"), {**told(a=3, o=9, p=("1", "9")), "f": replace(TOLD, classes=4, lowest=1)})
+    assert found["a"] == "it has the label 0, the run is about 3 classes (1, 2, 3)"
+    assert sorted(found) == ["a", "o", "p"]
+    spec = agree(config(), told(a=("1", "2"), b=("1", "2")))
+    assert unlike(replace(TOLD, classes=2), spec) == "it has the label 0, the run is about 2 classes (1, 2)"
+    assert unlike(replace(TOLD, classes=3, lowest=1), spec) == ""
+    assert "it has the label 'x'" in unlike(told(x=("x", "y"))["x"], agree(config(), told(a=WORDS, b=WORDS)))
+
+
 def test_who_alone_brings_classes_is_said() -> None:
-    assert brought_alone(told(a=3, b=3, o=5)) == {"o": "the classes 3 to 4"}
-    assert brought_alone(told(a=3, b=3, o=4)) == {"o": "the class 3"}
+    assert brought_alone(told(a=3, b=3, o=5)) == {"o": "alone has the labels 3 to 4"}
+    assert brought_alone(told(a=3, b=3, o=4)) == {"o": "alone has the label '3'"}
+    assert brought_alone(told(a=3, b=3, o=("-1", "0", "1"))) == {"o": "alone has the label '-1'"}
     assert brought_alone(told(a=3, b=4, c=4)) == {}
     assert brought_alone(told(a=3)) == {}
-    assert brought_alone(told(a=WORDS, b=WORDS, o=("dead", "well"))) == {"o": "the class 'dead'"}
+    assert brought_alone(told(a=3, o=9)) == {"o": "alone has the labels 3 to 8"}
+    assert brought_alone(told(a=WORDS, b=WORDS, o=("dead", "well"))) == {"o": "alone has the label 'dead'"}
     assert brought_alone(told(a=("x",), b=("y",), o=("z",))) == {}  # all have something of their own: skewed labels
+    half = brought_alone(told(a=3, b=3, o=29, p=29))
+    assert half == dict.fromkeys("op", "is one of those who alone have labels above 2")
     there = told(a=3, o=4)
-    assert alone(config(), there)["o"].startswith("the class 3, which the model of every client has because of it")
+    assert alone(config(), there)["o"].startswith("alone has the label '3'; every client's model has them for that")
+
+
+def test_what_is_odd_is_named_as_it_is() -> None:
+    """A client with labels 8 and 9 was told that it has 10 classes; one with 10^18, to set 10^18 + 1 of them."""
+    why = odd_classes(None, told(a=2, b=2, c=3, o=10))["o"]
+    assert why == (
+        "it has the label 9, those of the others go up to 2; if that is right, say classes = 10 under [scenario] where "
+        "the run is configured"
+    )
+    assert "say classes = [all labels]" in odd_classes(None, told(a=2, b=2, c=3, o=("0", "1", "1" + "0" * 18)))["o"]
 
 
 def test_a_peer_does_not_believe_in_other_classes_than_its_own_configuration_says() -> None:
@@ -102,6 +131,17 @@ def test_a_peer_does_not_believe_in_other_classes_than_its_own_configuration_say
     for said, classes, names in ((3, 4, ()), (("a", "b"), 3, ("a", "b", "c")), (2, 2, ("a", "b"))):
         with pytest.raises(CoterieError, match=r"scenario\.classes says others"):
             check_said(said, classes, names)
+
+
+RUN = 'method = "fedavg"\nmodel = "mlp"\nrounds = 2\n[scenario]\ndata = "our clinics"\n[settings]\nlr = 0.1\n'
+
+
+def write(folder: Path) -> None:
+    """Three clients with three classes, and one with 29."""
+    g = np.random.default_rng(0)
+    for name, classes in (("ann", 3), ("bob", 3), ("cyd", 3), ("odd", 29)):
+        rows = "".join(f"{g.normal(y):.3f},{g.normal(-y):.3f},{y}\n" for y in np.arange(58) % classes)
+        (folder / f"{name}.csv").write_text(f"u,v,y\n{rows}")
 
 
 @pytest.fixture
@@ -114,14 +154,8 @@ def running() -> Iterator[list[Command]]:
 
 def test_one_odd_client_does_not_widen_the_model_of_all(tmp_path: Path, running: list[Command]) -> None:
     """29 classes of one client became those of three others who have 3, and nobody was told. Real processes."""
-    g = np.random.default_rng(0)
-    for name, classes in (("ann", 3), ("bob", 3), ("cyd", 3), ("odd", 29)):
-        labels = np.arange(58) % classes
-        rows = "".join(f"{g.normal(y):.3f},{g.normal(-y):.3f},{y}\n" for y in labels)
-        (tmp_path / f"{name}.csv").write_text(f"u,v,y\n{rows}")
-    (tmp_path / "run.toml").write_text(
-        'method = "fedavg"\nmodel = "mlp"\nrounds = 2\n[scenario]\ndata = "our clinics"\n[settings]\nlr = 0.1\n'
-    )
+    write(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN)
     port = free_port()
     server = Command(
         tmp_path, "server", "serve", "--config", "run.toml", "--port", port, "--clients", 3, "--out", "run"
@@ -133,8 +167,73 @@ def test_one_odd_client_does_not_widen_the_model_of_all(tmp_path: Path, running:
     server.says("odd is there")
     for name in ("ann", "bob", "cyd"):
         running.append(Command(tmp_path, name, *join, "--name", name, "--data", f"{name}.csv"))
-    server.says("odd is not admitted: it has 29 classes, all of the others together 3")
-    odd.says("you are not admitted to this run: it has 29 classes, all of the others together 3")
+    server.says("odd is not admitted: it has the label 28, those of the others go up to 2")
+    odd.says("you are not admitted to this run (odd: it has the label 28, those of the others go up to 2")
     server.ends()
     assert json.loads((tmp_path / "run/schema.json").read_text())["classes"] == 3
-    assert json.loads((tmp_path / "run/result.json").read_text())["clients"] == 3
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["clients"], result["failures"]) == (3, 0)
+    assert "odd is not admitted: it has the label 28" in result["warnings"][0]
+    assert "odd is not admitted" in (tmp_path / "run/report.html").read_text()
+    assert "(3 of 3)" in server.text
+    assert "(4 of 3)" not in server.text
+    assert server.text.count("odd is not admitted") == 1
+
+
+def test_one_odd_peer_does_not_part_the_others(tmp_path: Path, running: list[Command]) -> None:
+    """It left when it saw that it is odd: one of the others had counted it and began alone, one never began."""
+    write(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN.replace("fedavg", "gossip"))
+    ports = {name: free_port() for name in ("ann", "bob", "odd", "cyd")}
+    seeds = ",".join(f"127.0.0.1:{ports[name]}" for name in ("ann", "bob"))
+
+    def start(name: str) -> Command:
+        own = ("--name", name, "--data", f"{name}.csv", "--listen", f"127.0.0.1:{ports[name]}")
+        running.append(
+            Command(
+                tmp_path,
+                name,
+                "peer",
+                "--config",
+                "run.toml",
+                *own,
+                "--seeds",
+                seeds,
+                "--peers",
+                3,
+                "--out",
+                f"runs/{name}",
+            )
+        )
+        return running[-1]
+
+    first = [start(name) for name in ("ann", "bob", "odd")]
+    assert "This peer does not fit the others: it has the label 28" in first[2].ends(2)
+    last = start("cyd")
+    for peer in (*first[:2], last):
+        peer.ends()
+    for name in ("ann", "bob", "cyd"):
+        assert json.loads((tmp_path / f"runs/{name}/schema.json").read_text())["classes"] == 3
+        metrics = (tmp_path / f"runs/{name}/metrics.csv").read_text()
+        assert len(metrics.splitlines()) == 3
+
+
+def test_who_is_not_alone_any_more_is_told_so() -> None:
+    """With a second client like it, one that was odd is taken after all, and everybody hears of both."""
+    told_to: list[tuple[str, str]] = []
+    notes: list[str] = []
+
+    class Transport:
+        def tell(self, client: str, text: str) -> None:
+            told_to.append((client, text))
+
+    fitting = _Fitting(config(), Transport(), NotesOnly(notes.append))  # type: ignore[arg-type]
+    assert sorted(fitting(told(a=3, b=3, o=29))) == ["a", "b"]
+    assert fitting.others().startswith(" (not admitted: o, it has the label 28")
+    there = told(a=3, b=3, o=29, p=29)
+    assert sorted(fitting(there)) == ["a", "b", "o", "p"]
+    assert fitting.others() == ""
+    assert told_to[-1] == ("o", "you are admitted to this run after all")
+    assert fitting.notices(there)[0].startswith("o is one of those who alone have labels above 2; every client's model")
+    assert [client for client, _ in told_to] == ["o", "o", "o", "p"]
+    assert len(notes) == 4

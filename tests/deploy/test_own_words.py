@@ -144,7 +144,7 @@ def test_whole_numbers_are_labels_of_all_clients_together(tmp_path: Path) -> Non
     assert unlike(device(tmp_path, "bob").hello, as_simulated(tmp_path)) == ""
     write(tmp_path, "cyd", "a,y", ["1,-1", "2,2"] * 5)
     assert as_simulated(tmp_path).class_names == ("-1", "0", "1", "2")
-    assert "labels" in unlike(replace(device(tmp_path, "bob").hello, names=("1", "9")), as_simulated(tmp_path))
+    assert "the label '9'" in unlike(replace(device(tmp_path, "bob").hello, names=("1", "9")), as_simulated(tmp_path))
 
 
 def test_targets_that_are_numbers_have_the_simulators_scale(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def run_spec(method: ServerMethod[Any], population: OwnPopulation, **changes: An
 
 def task_of(spec: RunSpec) -> Task:
     """The task of a run, as a client builds it."""
-    return spec.build_method().task(spec.build_task())
+    return spec.build_method().task(dataclasses.replace(spec.build_task(), tests_alike=True))  # own data
 
 
 def devices(population: OwnPopulation, root: Path) -> dict[ClientId, Device]:

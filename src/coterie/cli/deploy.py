@@ -117,7 +117,7 @@ def serve(
     folder = resume or out or Path("runs") / f"{settings.method}-served-seed{settings.seed}"
     options = deploy.ServeOptions(clients, timeout, patience, max_megabytes * _MEGABYTE)
     security = None if certs is None else superlinks.ServerSecurity.of(certs)
-    with _service("Stopped before the first round; nothing was learnt yet."), watched(settings, folder) as view:
+    with _service("Stopped before the first round; nothing was learnt yet"), watched(settings, folder) as view:
         deploy.serve(
             settings,
             folder,
@@ -254,7 +254,7 @@ def peer(
     addresses.zenoh.init_log_from_env_or("error")
     global _between_peers
     _between_peers = True
-    with _service("Stopped before the first round; nothing was learnt yet."), watched(settings, folder) as view:
+    with _service("Stopped before the first round; nothing was learnt yet"), watched(settings, folder) as view:
         peering.run_peer(settings, name, data, address, folder, options, view=view)
 
 

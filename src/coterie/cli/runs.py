@@ -57,7 +57,8 @@ def reading_of(
 ) -> tuple[ScenarioConfig, TaskName]:
     """Whose data, and what is predicted of them, where there is no run yet: options, `--set scenario.key=value`.
 
-    Where there is a list for `code`, `--set loss=file.py:function` and `--set metric=...` go into it.
+    Where there is a list for `code`, the run is another machine's: `--set loss=file.py:function` and `--set metric=...`
+    go into the list, and what only the run can say is refused.
     """
     settings = {key: value for key, value in options.items() if value is not None}
     task: TaskName = "auto"
@@ -65,6 +66,8 @@ def reading_of(
         table, _, name = key.partition(".")
         if key == "task":
             task = coerce(TaskName, value, "task")
+        elif code is not None and key in ("scenario.classes", "scenario.tests"):
+            raise CoterieError(f"{key} is for the run's own configuration to say; leave it out here.")
         elif table == "scenario" and name:
             settings[name] = value
         elif code is not None and key in ("loss", "metric"):

@@ -90,7 +90,7 @@ def _sequence(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ..
     """A list: [1, 2] in TOML, 1,2 on the command line; pairs are [[5, 4]] in TOML and 5:4 on the command line."""
     repeated = len(arguments) == 2 and arguments[1] is Ellipsis
     if isinstance(value, str):
-        value = [part for part in value.split("," if repeated else ":") if part]
+        value = [part.strip() for part in value.split("," if repeated else ":") if part.strip()]
     elif not isinstance(value, (list, tuple)):
         value = [value]
     if repeated:

@@ -90,7 +90,9 @@ def checked_classes(labels: Sequence[Tensor], classes: int | None) -> int:
             )
         return highest + 1
     if highest >= classes:
-        raise CoterieError(f"There is a label {highest} and only {classes} classes; give {highest + 1} or more.")
+        raise CoterieError(
+            f"There is a label {highest} and only {classes} classes; give {highest + 1} or more, or correct the label."
+        )
     return classes
 
 

@@ -44,7 +44,7 @@ def class_numbers(words: npt.NDArray[Any], names: tuple[str, ...], client: Clien
     except KeyError as problem:
         raise CoterieError(
             f"Client {client} has the label {shown(problem.args[0])}, which is none of the {len(names)} classes "
-            f"({brief(', '.join(names), 80)}); correct it."
+            f"({brief(', '.join(names), 80)}); correct the label or the classes."
         ) from None
 
 
@@ -57,8 +57,9 @@ def said_classes(classes: int | Sequence[str] | None) -> Classes:
             raise CoterieError(f"There are {shown(classes)} classes; give a number from 1 to {MOST_CLASSES}, or names.")
         return classes
     names = [classes] if isinstance(classes, str) else list(classes)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise CoterieError(f"classes is {brief(repr(names), 80)}; give their number, or their names as text.")
+    if len(set(names)) < 2 or not all(isinstance(name, str) for name in names):
+        said = brief(", ".join(map(str, names)), 80)
+        raise CoterieError(f"classes is {shown(said)}; give their number, or the names of all of them by commas.")
     return checked_names(sorted_names(names))
 
 

@@ -15,7 +15,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.federation import SCORES
 from coterie.core.jobs import Job, Outcome, Setting, client_function, cohort_of, perform
 from coterie.core.message import Message
-from coterie.core.samples import ClientId, Population, kind_of
+from coterie.core.samples import ClientData, ClientId, Population, kind_of
 from coterie.core.states import State, row
 from coterie.core.task import Task
 from coterie.core.terminal import shortly
@@ -117,6 +117,7 @@ class Device:
             names=schema.class_names,
             columns=tuple(told_column(column, words=by_feature) for column in columns),
             task="classification" if kind == "binary" else kind,
+            lowest=_lowest(self._data.client(self.name)) if kind in ("classification", "binary") else 0,
             target_mean=targets.mean,
             target_deviation=targets.deviation,
         )
@@ -179,6 +180,11 @@ class Device:
         method, task = _learnt(spec, self._own, self._most_epochs)
         consent = self._consent
         return Setting(method, task, data, spec.seed, self._secret, consent.least_flip, consent.least_noise)
+
+
+def _lowest(data: ClientData) -> int:
+    """The lowest label of a client in any of its parts."""
+    return min(int(part.y.min()) for part in (data.train, data.test, data.valid) if part is not None and len(part))
 
 
 @lru_cache(maxsize=1)

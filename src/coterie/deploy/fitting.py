@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coterie.core.terminal import brief, shown
 from coterie.data.labels import are_whole
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import RunSpec
@@ -12,23 +13,46 @@ def unlike(hello: Hello, spec: RunSpec, inputs: str = "") -> str:
     kind = "classification" if spec.kind == "binary" else spec.kind
     if hello.task != kind:
         return f"its targets are those of {hello.task}, the run is about {kind}"
-    if not _known_labels(hello.names, spec):
-        return "its labels are not those of the run"
-    if {(c.name, c.text) for c in hello.columns} != {(c.name, c.text) for c in spec.columns}:
-        return "the columns of its table are not those of the run"
-    many = hello.classes > spec.classes if kind == "classification" else hello.classes != spec.classes
-    if (hello.shape != spec.shape and not spec.columns) or many or hello.inputs != (inputs or hello.inputs):
+    own, common = ({(c.name, c.text) for c in columns} for columns in (hello.columns, spec.columns))
+    if own != common:
+        other = sorted(name for name, _ in own ^ common)
         return (
-            f"it has {hello.inputs if inputs else 'inputs'} of shape {hello.shape} in {hello.classes} "
-            f"classes, the run is about {inputs or 'inputs'} of shape {spec.shape} in {spec.classes}"
+            f"the columns of its table are not those of the run: they differ in {brief(', '.join(map(shown, other)))}"
         )
-    return ""
+    if (hello.shape != spec.shape and not spec.columns) or hello.inputs != (inputs or hello.inputs):
+        return (
+            f"it has {hello.inputs if inputs else 'inputs'} of shape {hello.shape}, the run is about "
+            f"{inputs or 'inputs'} of shape {spec.shape}"
+        )
+    if kind == "classification":
+        return unknown_label(hello, spec.class_names, spec.classes)
+    fits = hello.classes == spec.classes
+    return "" if fits else f"it has {hello.classes} targets a sample, the run is about {spec.classes}"
 
 
-def _known_labels(names: tuple[str, ...], spec: RunSpec) -> bool:
-    """Whether a client's labels are among the run's: its words, or numbers where one of the two has such as words."""
-    if names and spec.class_names:
-        return set(names) <= set(spec.class_names)
-    if not are_whole((*names, *spec.class_names)):
-        return False
-    return all(0 <= int(name) < spec.classes for name in names)
+def are_words(hello: Hello) -> bool:
+    """Whether a client's labels are words. Whole numbers are told like words by a client that lacks the first."""
+    return bool(hello.names) and not are_whole(hello.names)
+
+
+def ends_of(hello: Hello) -> tuple[int, int]:
+    """The lowest and the highest label of a client; words are numbered from 0."""
+    if hello.names and not are_words(hello):
+        numbers = [int(name) for name in hello.names]
+        return min(numbers), max(numbers)
+    return hello.lowest, hello.classes - 1
+
+
+def unknown_label(hello: Hello, names: tuple[str, ...], classes: int) -> str:
+    """Which of a client's labels is none of the run's: these names or, without names, the numbers below `classes`."""
+    known = f"the run is about {classes} classes ({brief(', '.join(names), 80) if names else f'0 to {classes - 1}'})"
+    words = bool(names) and not are_whole(names)
+    if are_words(hello) != words:
+        kinds = {True: "words", False: "numbers"}
+        return f"its labels are {kinds[not words]}, those of the run are {kinds[words]}"
+    if hello.names and names:
+        strange = next((name for name in hello.names if name not in set(names)), None)
+        return "" if strange is None else f"it has the label {shown(strange)}, {known}"
+    first, last = (int(names[0]), int(names[-1])) if names else (0, classes - 1)
+    strange = next((str(end) for end in ends_of(hello) if not first <= end <= last), None)
+    return "" if strange is None else f"it has the label {strange}, {known}"

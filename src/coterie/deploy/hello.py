@@ -92,6 +92,8 @@ class Hello:
     """The columns of its inputs, where its data are a table."""
     task: Annotated[str, OneOf(KINDS)] = "classification"
     """What its targets are; whether they are two classes is for all clients together to say."""
+    lowest: Annotated[int, Between(0, MOST_CLASSES - 1)] = 0
+    """Its lowest label, where labels are numbers."""
     target_mean: TargetMeans = ()
     target_deviation: TargetSpreads = ()
     """The moments of its training targets, where these are numbers."""
@@ -124,6 +126,8 @@ class Hello:
         number = channels(self.shape, torch.float32)
         if len(self.mean) not in (1, number) or len(self.deviation) != len(self.mean):
             return f"inputs of shape {self.shape} have {number} means and deviations, or one"
+        if self.lowest >= self.classes:
+            return f"the lowest label {self.lowest} is none of {self.classes} classes"
         if self.names and (len(self.names) != self.classes or self.task not in ("classification", "binary")):
             return f"{len(self.names)} names are not those of {self.classes} classes"
         if len(self.target_mean) not in (0, self.classes) or len(self.target_deviation) != len(self.target_mean):

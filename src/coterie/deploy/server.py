@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,6 +44,11 @@ _MOST_CLIENTS = 100_000  # that can ever take part in one run: without keys, any
 Hellos = Mapping[ClientId, Hello]
 
 
+def counted(number: int, what: str) -> str:
+    """How many are needed, as the beginning of a sentence."""
+    return f"{number} {what} is" if number == 1 else f"{number} {what}s are"
+
+
 def gathered(
     transport: Transport,
     least: int,
@@ -51,21 +56,22 @@ def gathered(
     go_on: str,
     fitting: Callable[[Hellos], Hellos] = lambda there: there,
     note: Note = silent,
+    others: Callable[[], str] = str,
 ) -> dict[ClientId, Hello]:
-    """Those who are there and fit, once there are enough of them."""
+    """Those who are there and fit, once there are enough of them; `others` says who does not, and why."""
     until = time.monotonic() + patience
     seen: set[ClientId] = set()
     while True:
         there = dict(fitting(transport.look()))
-        for client in sorted(set(there) - seen):
-            seen.add(client)
-            note(f"{client} is there ({len(seen)} of {least})")
+        new, seen = sorted(set(there) - seen), set(there)
+        for client in new:
+            note(f"{client} is there ({len(there)} of {least})")
         if len(there) >= least:
             return there
         if time.monotonic() > until:
             raise Unfinished(
-                f"{least} clients are needed and after {patience:g} s there are: {', '.join(sorted(there)) or 'none'}; "
-                f"start the others, then go on: {go_on}"
+                f"{counted(least, 'client')} needed and after {patience:g} s there are: "
+                f"{', '.join(sorted(there)) or 'none'}{others()}; start the others, then go on: {go_on}"
             )
         pause(_LOOK_SECONDS)
 
@@ -80,6 +86,7 @@ class RemoteFederation(Engine):
         transport: Transport,
         *,
         known: Sequence[ClientId] = (),
+        refused: Iterable[ClientId] = (),
         least: int = 1,
         patience: float = 60.0,
         limit: int = LIMIT,
@@ -102,7 +109,7 @@ class RemoteFederation(Engine):
         self._known, self._session = set(known), secrets.token_hex(8)
         self._prepared, self._safe = False, 0
         self._silent: set[ClientId] = set()
-        self._refused: set[ClientId] = set()
+        self._refused = set(refused)
         self._said: set[tuple[ClientId, str]] = set()
         self._offences = Counter[ClientId]()
         self._breaks: dict[ClientId, int] = {}
@@ -179,7 +186,8 @@ class RemoteFederation(Engine):
         if why and client not in self._refused:
             self._refused.add(client)
             self._note(f"{client} is not admitted: {why}")
-            self._transport.tell(client, f"you are not admitted to this run: {why}")
+            self.refuse(client, f"not admitted: {why}")  # for the run's log and report
+            self._transport.tell(client, f"you are not admitted to this run ({client}: {why})")
         return not why
 
     def _judge(self, failed: Mapping[ClientId, Failure]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median_high
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.core.terminal import brief, shown
-from coterie.data.labels import are_whole, sorted_names
-from coterie.data.schema import Classes
+from coterie.data.labels import sorted_names
+from coterie.data.schema import MOST_CLASSES, Classes
+from coterie.deploy.fitting import are_words, ends_of, unknown_label
 from coterie.deploy.hello import Hello
 
 Hellos = Mapping[ClientId, Hello]
@@ -20,28 +22,20 @@ _ALWAYS_FINE = 100  # above this, no single client may have many times what the 
 _FAR_FROM_OTHERS = 4
 
 
-def are_words(hello: Hello) -> bool:
-    """Whether a client's labels are words. Whole numbers are told like words by a client that lacks the first."""
-    return bool(hello.names) and not are_whole(hello.names)
-
-
 def odd_classes(said: Classes, hellos: Hellos) -> dict[ClientId, str]:
     """Clients with other classes than the run's, each with the reason; their labels are all words, or all numbers.
 
     Where the configuration says the classes, it decides. Otherwise most clients do: fewer than half of them may not
     have more than twice as many classes as all the others together.
     """
-    if isinstance(said, int):
-        return {
-            client: f"it has a label {_highest(hello)}, the run is about {said} classes (0 to {said - 1})"
-            for client, hello in hellos.items()
-            if _highest(hello) >= said
-        }
-    if said:
-        return _unlisted(sorted_names(said), hellos)
-    odd = _outnumbered(hellos)
+    if said is not None:
+        names, number = common_classes(said, {})
+        found = {client: unknown_label(hello, names, number) for client, hello in hellos.items()}
+        return {client: why for client, why in found.items() if why}
     if not hellos:
-        return odd
+        return {}
+    order = _Ordered.of(hellos)
+    odd = order.odd(hellos)
     rest = {client: hello.classes for client, hello in hellos.items() if client not in odd}
     most = max(_ALWAYS_FINE, _FAR_FROM_OTHERS * median_high(rest.values()))
     return odd | {c: f"it has {n} classes, the run is about at most {most}" for c, n in rest.items() if n > most}
@@ -65,32 +59,34 @@ def common_classes(said: Classes, hellos: Hellos) -> tuple[tuple[str, ...], int]
 
 
 def brought_alone(hellos: Hellos) -> dict[ClientId, str]:
-    """Clients who alone have some of the classes, where the others agree: what they bring, for all to be told.
+    """Clients who have labels that nobody else has, where most agree: what is to be said of each.
 
-    Where half of the clients or more have something of their own, labels are only skewed.
+    Where half of the clients or more have something of their own, labels are only skewed. Where half of them have many
+    more than the other half, all of these have brought them.
     """
     if len(hellos) < 2:
         return {}
-    if any(not hello.names for hello in hellos.values()):
-        (first, most), (_, second) = sorted(
-            ((client, _highest(hello)) for client, hello in hellos.items()), key=lambda each: (-each[1], each[0])
-        )[:2]
-        few = f"the class {most}" if most == second + 1 else f"the classes {second + 1} to {most}"
-        return {first: few} if most > second else {}
-    owners: dict[str, list[ClientId]] = {}
-    for client, hello in hellos.items():
-        for name in hello.names:
-            owners.setdefault(name, []).append(client)
-    own: dict[ClientId, list[str]] = {}
-    for name, clients in owners.items():
-        if len(clients) == 1:
-            own.setdefault(clients[0], []).append(name)
-    if 2 * len(own) >= len(hellos):
-        return {}
-    return {
-        client: f"the class{'es' if len(names) > 1 else ''} {brief(', '.join(map(shown, sorted(names))), 80)}"
-        for client, names in own.items()
-    }
+    if _are_numbers(hellos):
+        own = _numbers_alone(hellos)
+    else:
+        owners: dict[str, list[ClientId]] = {}
+        for client, hello in hellos.items():
+            for name in hello.names:
+                owners.setdefault(name, []).append(client)
+        words: dict[ClientId, list[str]] = {}
+        for name, clients in owners.items():
+            if len(clients) == 1:
+                words.setdefault(clients[0], []).append(name)
+        own = {client: _listed(sorted(names)) for client, names in words.items()}
+    if 2 * len(own) > len(hellos) or (2 * len(own) == len(hellos) and len(hellos) > 2):
+        own = {}
+    order = _Ordered.of(hellos)
+    many = len(order.clients) // 2
+    if not own and order.doubles(0, many):
+        ends = [ends_of(hellos[client])[1] for client in order.clients]
+        text = f"labels above {ends[many]}" if _are_numbers(hellos) else f"{order.together[0]} labels"
+        return dict.fromkeys(order.clients[:many], f"is one of those who alone have {text}")
+    return {client: f"alone has {what}" for client, what in own.items()}
 
 
 def check_said(said: Classes, classes: int, names: tuple[str, ...]) -> None:
@@ -99,45 +95,79 @@ def check_said(said: Classes, classes: int, names: tuple[str, ...]) -> None:
         raise CoterieError(f"it is about {classes} classes, and scenario.classes says others")
 
 
-def _highest(hello: Hello) -> int:
-    """The highest label of a client; words are numbered from 0."""
-    return max(int(name) for name in hello.names) if hello.names and not are_words(hello) else hello.classes - 1
+@dataclass(frozen=True)
+class _Ordered:
+    """Clients by how many classes the run would have by them alone, the most first; what those from a place on have."""
+
+    clients: Sequence[ClientId]
+    together: Sequence[int]
+
+    @classmethod
+    def of(cls, hellos: Hellos) -> _Ordered:
+        numbers = _are_numbers(hellos)
+        own = {client: _span(hello) if numbers else hello.classes for client, hello in hellos.items()}
+        order = sorted(own, key=lambda client: (-own[client], client))
+        together = [0] * (len(order) + 1)
+        seen: set[str] = set()
+        for place in reversed(range(len(order))):
+            seen |= set() if numbers else set(hellos[order[place]].names)
+            together[place] = own[order[place]] if numbers else len(seen)
+        return cls(order, together)
+
+    def doubles(self, first: int, place: int) -> bool:
+        """Whether the clients from `first` on have more than twice what those from `place` on have."""
+        return self.together[first] > _TIMES * max(_FEWEST, self.together[place])
+
+    def odd(self, hellos: Hellos) -> dict[ClientId, str]:
+        """Fewer than half of the clients, who more than double what all others have."""
+        odd = 0
+        for place in range(1, (len(self.clients) + 1) // 2):
+            if self.doubles(odd, place):
+                odd = place
+        others = [hellos[client] for client in self.clients[odd:]]
+        return {client: _why_odd(hellos[client], others, self.together[odd]) for client in self.clients[:odd]}
 
 
-def _unlisted(names: tuple[str, ...], hellos: Hellos) -> dict[ClientId, str]:
-    """Clients with a label that is none of these."""
-    known = set(names)
-    highest = max((int(name) for name in names), default=0) if are_whole(names) else 0
-    odd = {}
-    for client, hello in hellos.items():
-        unknown = next((name for name in hello.names if name not in known), None)
-        if not hello.names and hello.classes - 1 > highest:
-            unknown = str(hello.classes - 1)
-        if unknown is not None:
-            odd[client] = (
-                f"it has the label {shown(unknown)}, the run is about {len(names)} classes "
-                f"({brief(', '.join(names), 80)})"
-            )
-    return odd
+def _why_odd(hello: Hello, others: Sequence[Hello], together: int) -> str:
+    """What is odd about a client's labels, and what to do if they are right."""
+    lowest, highest = ends_of(hello)
+    if are_words(hello):
+        text, all_ = f"it has {hello.classes} labels, all of the others together {together}", "[all labels]"
+    else:
+        usual = max(ends_of(other)[1] for other in others)
+        text = f"it has the label {lowest if -lowest > highest else highest}, those of the others go up to {usual}"
+        all_ = str(highest + 1) if lowest >= 0 and highest < MOST_CLASSES else "[all labels]"
+    return f"{text}; if that is right, say classes = {all_} under [scenario] where the run is configured"
 
 
-def _outnumbered(hellos: Hellos) -> dict[ClientId, str]:
-    """Those of the clients with the most classes, fewer than half, who more than double what all others have."""
-    numbers = any(not hello.names for hello in hellos.values())
-    own = {client: _highest(hello) + 1 if numbers else hello.classes for client, hello in hellos.items()}
-    order = sorted(own, key=lambda client: (-own[client], client))
-    together = [0] * (len(order) + 1)  # how many classes the clients from this place on have
-    seen: set[str] = set()
-    for place in reversed(range(len(order))):
-        seen |= set() if numbers else set(hellos[order[place]].names)
-        together[place] = own[order[place]] if numbers else len(seen)
-    odd = 0
-    for place in range(1, (len(order) + 1) // 2):
-        if together[odd] > _TIMES * max(_FEWEST, together[place]):
-            odd = place
-    usual = together[odd]
-    return {
-        client: f"it has {own[client]} classes, all of the others together {usual}; if it is right, say so where the "
-        f"run is configured: scenario.classes={own[client] if numbers else 'NAME,NAME,...'}"
-        for client in order[:odd]
-    }
+def _are_numbers(hellos: Hellos) -> bool:
+    """Whether some clients tell numbers; whole numbers that all tell as words are words here, 2019 as any other."""
+    return any(not hello.names for hello in hellos.values())
+
+
+def _span(hello: Hello) -> int:
+    """How many classes there would be by this client alone, if all numbers between its labels are classes."""
+    lowest, highest = ends_of(hello)
+    return highest + 1 - min(lowest, 0)
+
+
+def _numbers_alone(hellos: Hellos) -> dict[ClientId, str]:
+    """Clients with the lowest or the highest label, if it is beyond those of all others."""
+    ends = {client: ends_of(hello) for client, hello in hellos.items()}
+    found: dict[ClientId, str] = {}
+    for place, sign in ((0, 1), (1, -1)):
+        order = sorted(ends, key=lambda client: (sign * ends[client][place], client))
+        first, second = (ends[client][place] for client in order[:2])
+        if first == second or (place == 0 and first >= 0):
+            continue
+        text = (
+            _listed([str(first)])
+            if abs(first - second) == 1 or hellos[order[0]].names
+            else (f"the labels {second + 1} to {first}")
+        )
+        found[order[0]] = f"{found[order[0]]} and {text}" if order[0] in found else text
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"the label{'s' if len(names) > 1 else ''} {brief(', '.join(map(shown, names)), 80)}"

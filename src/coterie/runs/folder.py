@@ -73,7 +73,7 @@ class RunKind(StrEnum):
             case RunKind.SIMULATION:
                 return f"coterie run --config {config} --out {out}"
             case RunKind.SERVED:
-                return f"coterie serve --config {config} --clients {clients} --out {out}"
+                return f"coterie serve --config {config} --clients {clients} --out {out}, with --certs as before"
             case RunKind.PEER:
                 return (
                     f"coterie peer --config {config} --out {out}, with --name, --data, --listen and --seeds as before"

@@ -46,13 +46,14 @@ class RoundLoop:
         *,
         view: View | None = None,
         scenario: str = "own data",
+        noticed: Sequence[str] = (),
     ) -> None:
         self.method, self.fed, self.options, self.folder, self.scenario = method, fed, options, folder, scenario
         self.view = Views(view)
         self.rounds = options.rounds
         self.evaluator = Evaluator(method, fed, options.evaluate_clients)
         self.failures = 0
-        self.health = Health()
+        self.health = Health(warnings=list(noticed))
         self.spent = 0.0
         self.paid: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
         self._constant: float | None = None
@@ -163,6 +164,8 @@ class RoundLoop:
                 "start", method=self.method.name, scenario=self.scenario, rounds=self.rounds, seed=self.fed.seed
             )
             self.folder.log_event("engine", path=path)
+            for text in self.health.warnings:  # of how it began
+                self.folder.log_event("warning", round=0, text=text)
         try:
             state = wire.laid_out(self.method.init(self.fed))
             self.fed.commit()

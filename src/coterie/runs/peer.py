@@ -14,6 +14,7 @@ from coterie.core.interrupts import pause
 from coterie.core.notes import Note
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
+from coterie.core.terminal import brief
 from coterie.data.agreed import agreed
 from coterie.data.own import OwnPopulation
 from coterie.data.schema import SCHEMA_FILE
@@ -49,6 +50,7 @@ from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.05
 _RATE = "rate.txt"
+_LONGEST_WHY = 400
 _COMMON = ("shape", "classes", "normalise", "class_names", "columns", "task", "target_mean", "target_std")
 
 
@@ -93,7 +95,8 @@ def run_peer(
     ):
         connection.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
-        everyone = connection.wait_for(options.peers, options.patience)
+        fitting = _Fitting(config, connection, device.hello, watcher.note)
+        everyone = connection.wait_for(options.peers, options.patience, fitting, fitting.others)
         spec = _run_spec(config, connection, everyone, device.hello, watcher.note)
         connection.agree(to_text(spec))
         connection.look_up_progress()
@@ -172,17 +175,48 @@ def _run_spec(
             raise CoterieError(f"These data are not what the network is about: {why}.")
         mine = drafted(config, {connection.name: own})
         return usable(config, replace(mine, run=network_of(config), **{name: getattr(told, name) for name in _COMMON}))
-    try:
-        odd = odd_ones(config, hellos)
-    except NoMajority as error:
-        raise CoterieError(f"{error} Bring all to one, or start more peers.") from error
-    if connection.name in odd:
-        raise CoterieError(f"This peer does not fit the others: {odd[connection.name]}.")
-    for name, why in odd.items():
-        note(f"{name} is not counted: {why}")
-    for name, what in alone(config, {name: hello for name, hello in hellos.items() if name not in odd}).items():
-        note(f"{'this peer' if name == connection.name else name} alone has {what}")
+    for name, what in alone(config, hellos).items():
+        note(f"{name} {what}, of every peer")
     return replace(agree(config, hellos), run=network_of(config))
+
+
+class _Fitting:
+    """Those of the peers that are there whose data fit together: only they are counted, by every one of them."""
+
+    def __init__(self, config: RunConfig, connection: PeerConnection, own: Hello, note: Note) -> None:
+        self._config, self._connection, self._own, self._note = config, connection, own, note
+        self._hellos: dict[ClientId, Hello] = {}
+        self._odd: dict[ClientId, str] = {}
+        self._unclear, self._running = "", False
+
+    def __call__(self, others: set[ClientId]) -> set[ClientId]:
+        """The others that fit this peer; none as long as it is not clear who is odd. An odd peer ends."""
+        new = [name for name in sorted(others) if name not in self._hellos]
+        self._hellos |= self._connection.hellos(new) if new else {}
+        there = {name: hello for name, hello in self._hellos.items() if name in others}
+        there[self._connection.name] = self._own
+        if new and any(self._connection.ask("agreement", sorted(others)).values()):
+            self._running = True
+        if self._running:  # the network has agreed already, and tells us whether we fit
+            return others
+        try:
+            odd = odd_ones(self._config, there)
+        except NoMajority as error:
+            if str(error) != self._unclear:
+                self._note(f"{error} Waiting for more peers.")
+            self._unclear = str(error)
+            return set()
+        for name in sorted(odd.keys() - self._odd.keys() - {self._connection.name}):
+            self._note(f"{name} is not counted: {odd[name]}")
+        self._odd = odd
+        if self._connection.name in odd:
+            raise CoterieError(f"This peer does not fit the others: {odd[self._connection.name]}.")
+        return there.keys() - odd.keys() - {self._connection.name}
+
+    def others(self) -> str:
+        """Who is there and does not fit, for the end of a wait."""
+        left = "; ".join(f"{name}, {why}" for name, why in sorted(self._odd.items()))
+        return f" (not counted: {brief(left, _LONGEST_WHY)})" if left else ""
 
 
 def _told(

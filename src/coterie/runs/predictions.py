@@ -27,5 +27,5 @@ def as_csv(predicted: npt.NDArray[Any], schema: Schema) -> str:
 
 def _cell(value: Any) -> Any:
     """A value as a spreadsheet shows it. A word may be another client's: one that begins like a formula is quoted."""
-    formula = isinstance(value, str) and len(value) > 1 and value[0] in "=+-@" and not is_number(value)
+    formula = isinstance(value, str) and len(value) > 1 and value[0] in "=+-@＝＋－＠" and not is_number(value)
     return f"'{value}" if formula else value

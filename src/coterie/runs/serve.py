@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
+from coterie.core.terminal import brief
 from coterie.core.wire import WireError
 from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import checked
@@ -35,6 +36,7 @@ from coterie.runs.spec import NoMajority, agree, alone, check_deployable, common
 from coterie.runs.view import View, Views
 
 DEPLOYMENT = "deployment.json"
+_LONGEST_WHY, _MOST_NOTICES = 400, 20
 _GOING_SECONDS = 15.0
 
 
@@ -144,12 +146,16 @@ def conduct(
     """Agree with the clients on what is learnt, then run the rounds."""
     watcher = Views(view)
     file = folder.path / DEPLOYMENT
+    noticed: list[str] = []
+    refused: set[ClientId] = set()
     if file.is_file():
         spec, known, inputs = _read(file)
     else:
         fitting = _Fitting(config, transport, watcher)
-        first = gathered(transport, options.clients, options.patience, folder.go_on, fitting, watcher.note)
-        fitting.tell_alone(first)
+        first = gathered(
+            transport, options.clients, options.patience, folder.go_on, fitting, watcher.note, fitting.others
+        )
+        noticed, refused = fitting.notices(first), fitting.odd
         spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
         rated = _rated(config, spec, transport, options, inputs, watcher)
         if rated is not spec:
@@ -163,6 +169,7 @@ def conduct(
         spec,
         transport,
         known=known,
+        refused=refused,
         patience=options.patience,
         limit=options.limit,
         path="clients over Flower",
@@ -172,7 +179,7 @@ def conduct(
         note=watcher.note,
         on_saved=lambda _, clients: _write(folder, spec, clients, inputs),
     )
-    return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
+    return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject, noticed=noticed).run(resume)
 
 
 def _rated(
@@ -240,30 +247,43 @@ class _Fitting:
 
     def __init__(self, config: RunConfig, transport: Transport, view: View) -> None:
         self._config, self._transport, self._view = config, transport, view
-        self._said: set[str] = set()
+        self._unclear = ""
+        self._odd: dict[ClientId, str] = {}
 
     def __call__(self, there: Hellos) -> dict[ClientId, Hello]:
         """All but the odd ones; none as long as it is not clear which they are."""
         try:
             odd = odd_ones(self._config, there) if there else {}
         except NoMajority as error:
-            if len(there) > 1:
-                self._say(f"{error} Waiting for more.")
+            text = f"{error} Waiting for more." if len(there) > 1 else ""
+            if text and text != self._unclear:
+                self._view.note(text)
+            self._unclear = text
             return {}
-        for client, why in odd.items():
-            if self._say(f"{client} is not admitted: {why}"):
-                self._transport.tell(client, f"you are not admitted to this run: {why}")
+        for client in sorted(odd.keys() - self._odd.keys()):
+            self._view.note(f"{client} is not admitted: {odd[client]}")
+            self._transport.tell(client, f"you are not admitted to this run ({client}: {odd[client]})")
+        for client in sorted((self._odd.keys() - odd.keys()) & there.keys()):  # those who came since are like it
+            self._view.note(f"{client} is admitted after all")
+            self._transport.tell(client, "you are admitted to this run after all")
+        self._odd = odd
         return {client: hello for client, hello in there.items() if client not in odd}
 
-    def tell_alone(self, first: Hellos) -> None:
-        """Say which of the clients that the run begins with have classes that nobody else has."""
-        for client, what in alone(self._config, first).items():
-            self._say(f"{client} alone has {what}")
-            self._transport.tell(client, f"you alone have {what}")
+    @property
+    def odd(self) -> set[ClientId]:
+        """Those who were told that they are not admitted."""
+        return set(self._odd)
 
-    def _say(self, text: str) -> bool:
-        new = text not in self._said
-        if new:
-            self._said.add(text)
-            self._view.note(text)
-        return new
+    def others(self) -> str:
+        """Who is there and does not fit, for the end of a wait."""
+        left = "; ".join(f"{client}, {why}" for client, why in sorted(self._odd.items()))
+        return f" (not admitted: {brief(left, _LONGEST_WHY)})" if left else ""
+
+    def notices(self, first: Hellos) -> list[str]:
+        """What the run's report should say of how it began: who was left out, who has classes that nobody else has."""
+        said = [f"{client} is not admitted: {why}" for client, why in sorted(self._odd.items())]
+        for client, what in alone(self._config, first).items():
+            said.append(f"{client} {what}")
+            self._view.note(said[-1])
+            self._transport.tell(client, said[-1])
+        return said[:_MOST_NOTICES]

@@ -18,11 +18,12 @@ from coterie.data.labels import are_whole
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.data.schema import Schema
 from coterie.deploy.boundary import check
+from coterie.deploy.fitting import are_words
 from coterie.deploy.hello import ColumnTold, Hello, pooled, pooled_targets, told_column
 from coterie.deploy.protocol import RunSpec, settings_of
 from coterie.methods import Method
 from coterie.models.named import builder_named
-from coterie.runs.classes import are_words, brought_alone, common_classes, odd_classes
+from coterie.runs.classes import brought_alone, common_classes, odd_classes
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import defaults_of
 from coterie.simulation.faults import Faults
@@ -75,8 +76,8 @@ def alone(config: RunConfig, fitting: Mapping[ClientId, Hello]) -> dict[ClientId
     if decided or _task_told(config, fitting) != _CLASSES:
         return {}
     return {
-        client: f"{what}, which the model of every client has because of it; if that is a mistake, say "
-        "scenario.classes where the run is configured"
+        client: f"{what}; every client's model has them for that. If it is a mistake, say the classes under [scenario] "
+        "where the run is configured"
         for client, what in brought_alone(fitting).items()
     }
 

@@ -219,17 +219,30 @@ class PeerConnection:
         """What the run is about, for those who come later."""
         self._texts["agreement"] = text
 
-    def wait_for(self, number: int, seconds: float) -> set[ClientId]:
-        """All peers, oneself included, once there are so many of them."""
+    def wait_for(
+        self,
+        number: int,
+        seconds: float,
+        fitting: Callable[[set[ClientId]], set[ClientId]] = lambda others: others,
+        odd: Callable[[], str] = str,
+    ) -> set[ClientId]:
+        """All peers that fit, oneself included, once there are so many of them; `odd` says who does not fit, and why.
+
+        Nobody is judged before there are so many at all: who comes later may be like those that look odd.
+        """
         until = time.monotonic() + seconds
-        while len(self.others()) + 1 < number:
+        while True:
+            others = self.others()
+            fit = fitting(others) if len(others) + 1 >= number else others
+            if len(fit) + 1 >= number:
+                return fit | {self.name}
             if time.monotonic() > until:
-                there = ", ".join(sorted(self.others() | {self.name}))
+                there = ", ".join(sorted(fit | {self.name}))
                 raise Unfinished(
-                    f"{number} peers are needed and after {seconds:g} s there are: {there}; start the others."
+                    f"{number} peers are needed and after {seconds:g} s there are: {there}{odd()}; start the others "
+                    "(peers with another configuration do not see each other)."
                 )
             pause(_LOOK_SECONDS)
-        return self.others() | {self.name}
 
     def ask(self, what: str, names: Sequence[ClientId]) -> dict[ClientId, str]:
         """A short text from each of these peers; those that do not answer are missing."""
