@@ -145,6 +145,21 @@ def test_a_device_that_does_not_tell_its_labels_still_learns_with_auto(digits: O
     assert "c1" in state.looks
 
 
+def test_a_device_that_does_not_tell_its_labels_is_clustered_nevertheless(
+    digits: OwnPopulation, tmp_path: Path
+) -> None:
+    """The default rule asks which classes a client holds; of a device that refuses, what is usual is taken."""
+    there = devices(digits, tmp_path)
+    there["c3"] = Device("c3", digits, tmp_path / "c3", consent=Consent(frozenset({"labels"})))
+    method = made("embedding")
+    fed = federation(method, digits, Here(there))
+    state = method.init(fed)
+    assert sorted(state.cluster) == sorted(digits.ids)
+    refused = [failure.reason for _, client, failure in fed.failures if client == "c3"]
+    assert len(refused) == 1
+    assert "refuses to tell labels, and tell_classes asks for it" in refused[0]
+
+
 @pytest.mark.parametrize("claim", [1e9, -1.0])
 def test_a_real_client_weighs_what_its_hello_said(claim: float, digits: OwnPopulation, tmp_path: Path) -> None:
     def tamper(client: str, data: bytes) -> bytes:

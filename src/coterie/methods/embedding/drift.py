@@ -62,7 +62,7 @@ def follow(centroids: Centroids, labels: Ints, before: Bits, after: Bits, classe
 
     Clients that are farther from all centres than members are from theirs found a cluster, together with others like
     them; a newcomer that is alone in this goes to the nearest centre. At usual flip probabilities a single embedding is
-    too noisy for that; so each cluster that a client has joined is then looked at again, and if the default rule finds
+    too noisy for that; so each cluster that a client has joined is then looked at again, and if `halves` finds
     several groups in it, they part. What a newcomer sent `before` does not count.
     """
     labels, newcomer = labels.copy(), labels < 0
@@ -98,8 +98,8 @@ def follow(centroids: Centroids, labels: Ints, before: Bits, after: Bits, classe
 
 
 def _grouped(members: Ints, bits: Bits, classes: int) -> list[Ints]:
-    """The groups that the default rule finds among some clients, who may be none."""
-    groups = choose(bits[members], classes).labels if len(members) else np.zeros(0, np.int64)
+    """The groups that the rule "halves" finds among some clients, who may be none."""
+    groups = choose(bits[members], classes, "halves").labels if len(members) else np.zeros(0, np.int64)
     return [members[groups == group] for group in np.unique(groups)]
 
 

@@ -31,8 +31,15 @@ class Compressed:
 
 
 @dataclass(frozen=True)
+class WhichClasses:
+    """The question which of so many classes a client holds."""
+
+    classes: int
+
+
+@dataclass(frozen=True)
 class Embedded:
-    """A client's embedding: eight bits a byte."""
+    """A client's embedding, or the classes it holds: eight bits a byte."""
 
     bits: Tensor
 

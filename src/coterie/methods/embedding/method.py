@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from coterie.core.aggregate import combined
@@ -24,6 +23,7 @@ from coterie.core.states import Picked, Stack, concat, row, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
+from coterie.methods.embedding.asking import bits_told, classes_held
 from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
 from coterie.methods.embedding.bits import (
     Bits,
@@ -33,15 +33,12 @@ from coterie.methods.embedding.bits import (
     held_classes,
     in_blocks,
     pack_bits,
-    packing_flaws,
-    unpack_bits,
 )
 from coterie.methods.embedding.clustering.centroids import Centroids
-from coterie.methods.embedding.clustering.mixture import presence
 from coterie.methods.embedding.clustering.rules import check_rule, choose
 from coterie.methods.embedding.clustering.ward import Floats
 from coterie.methods.embedding.drift import with_embeddings
-from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups
+from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups, WhichClasses
 from coterie.methods.embedding.panels import embedding_panels
 from coterie.methods.embedding.pretraining import pretrained
 from coterie.methods.embedding.settings import Settings
@@ -96,36 +93,30 @@ class Embedding(Settings):
             noise, coins = (c.private_rng(index, purpose) for purpose in ("missing classes", "flips"))
             codes, labels = in_blocks(sent.codes(data.train, c.task), data.train.y, c.task.kind, blocks)
             bits = binarise(class_means(codes, labels, blocks, noise))
-            if self.tells_classes:
-                bits = np.concatenate([bits, held_classes(labels, blocks)])
             rows.append(pack_bits(flip(bits, max(self.flip_of(client), c.least_flip), coins)))
         return Embedded(torch.stack(rows))
 
-    def _ask_for_bits(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> tuple[list[ClientId], Bits]:
-        """The embeddings of those who answered (in the order of their names), the bad ones left out.
+    @on_client("labels")
+    def tell_classes(self, c: Cohort, sent: WhichClasses) -> Embedded:
+        """On the client (ours): one bit a class, whether it has a sample of it, flipped as an embedding is."""
+        rows = []
+        for index, (client, data) in enumerate(zip(c.ids, c.data, strict=True)):
+            held, coins = held_classes(data.train.y, sent.classes), c.private_rng(index, "flips of classes held")
+            rows.append(pack_bits(flip(held, max(self.flip_of(client), c.least_flip), coins)))
+        return Embedded(torch.stack(rows))
 
-        With the rule "mixture" the last bits, one a class, say which classes a client holds.
-        """
-        blocks = self.blocks_of(fed.task)
-        length = state.autoencoder.code * blocks + (blocks if self.tells_classes else 0)
-        replies = fed.ask(self.embed, sorted(ids), same=state.autoencoder.half)
-        if replies.value is None:
-            return [], np.zeros((0, length), np.uint8)
-        flaws = packing_flaws(replies.value.bits, length)
-        for i, reason in flaws.items():
-            fed.refuse(replies.ids[i], reason)
-        good = [i for i in range(len(replies.ids)) if i not in flaws]
-        if not good:
-            return [], np.zeros((0, length), np.uint8)
-        return [replies.ids[i] for i in good], unpack_bits(replies.value.bits[good], length)
+    def _embeddings(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> tuple[list[ClientId], Bits]:
+        """The embeddings of those who answered."""
+        half, length = state.autoencoder.half, state.autoencoder.code * self.blocks_of(fed.task)
+        return bits_told(fed, ids, self.embed, half, length)
 
     def _clustered(self, state: Groups, fed: Federation) -> Groups:
         """Algorithm 3, lines 4 to 13."""
-        ids, bits = self._ask_for_bits(state, fed, fed.ids)
+        ids, bits = self._embeddings(state, fed, fed.ids)
         if not ids:
             return state
-        bits, held = self._parted(bits, ids, self.blocks_of(fed.task))
-        choice = choose(bits, self.blocks_of(fed.task), self.rule, min_size=self.min_size, seed=fed.seed, held=held)
+        held, blocks = self._held(fed, ids), self.blocks_of(fed.task)
+        choice = choose(bits, blocks, self.rule, min_size=self.min_size, seed=fed.seed, held=held)
         return replace(
             state,
             models=spread(row(state.models, 0), choice.clusters),
@@ -135,12 +126,11 @@ class Embedding(Settings):
             heights=torch.from_numpy(choice.tree.heights),
         )
 
-    def _parted(self, bits: Bits, ids: Sequence[ClientId], classes: int) -> tuple[Bits, Floats | None]:
-        """The bits of the codes, and how probable it is that a client holds a class, where clients say so."""
-        if not self.tells_classes:
-            return bits, None
-        flips = np.array([self.flip_of(client) for client in ids])
-        return bits[:, :-classes], presence(bits[:, -classes:], flips)
+    def _held(self, fed: Federation, ids: Sequence[ClientId]) -> Floats | None:
+        """How probable it is that each client holds each class, if the rule asks for it."""
+        if not self.tells_classes or fed.task.kind not in ("classification", "binary"):
+            return None
+        return classes_held(fed, ids, self.tell_classes, self.flip_of)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -178,15 +168,13 @@ class Embedding(Settings):
         new = [client for client in new if client not in state.cluster]
         if not new or state.centroids is None:
             return state
-        ids, bits = self._ask_for_bits(state, fed, new)
-        bits = self._parted(bits, ids, self.blocks_of(fed.task))[0]
+        ids, bits = self._embeddings(state, fed, new)
         found = self.newcomers == "found"
         return with_embeddings(state, ids, bits, self.blocks_of(fed.task), found=found)[0] if ids else state
 
     def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
         """Clients embed again; those that have left their cluster go to the nearest, or found one (see `follow`)."""
-        ids, bits = self._ask_for_bits(state, fed, [client for client in fed.ids if client in state.cluster])
-        bits = self._parted(bits, ids, self.blocks_of(fed.task))[0]
+        ids, bits = self._embeddings(state, fed, [client for client in fed.ids if client in state.cluster])
         return with_embeddings(state, ids, bits, self.blocks_of(fed.task)) if ids else (state, {})
 
     # --- what others ask ----------------------------------------------------------------------------------------------

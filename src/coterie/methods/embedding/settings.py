@@ -35,8 +35,10 @@ class PaperSettings(AverageInClusters[Groups]):
     encoder_batch: int = field(default=32, metadata={"help": "batch size of pre-training"})
     encoder_lr: float = field(default=3e-3, metadata={"help": "learning rate of pre-training (Adam)"})
     flip: float = field(default=0.1, metadata={"help": "probability P that a bit is flipped, 0 to 0.5"})
-    rule: Literal["halves", "paper", "height_ratio", "calinski_harabasz", "silhouette", "bayes", "mixture"] = field(
-        default="halves", metadata={"help": "how the number of clusters is chosen; see docs/results/embedding.md"}
+    rule: Literal[
+        "either", "halves", "paper", "height_ratio", "calinski_harabasz", "silhouette", "bayes", "mixture"
+    ] = field(
+        default="either", metadata={"help": "how the number of clusters is chosen; see docs/results/embedding.md"}
     )
     min_size: int = field(default=0, metadata={"help": "least cluster size of paper, bayes, silhouette; 0: a tenth"})
     shared: int = field(default=0, metadata={"help": "first parameter tensors that all clusters share (authors: 4)"})
@@ -99,7 +101,7 @@ class Settings(PaperSettings):
     @property
     def tells_classes(self) -> bool:
         """Whether clients also say, in one flipped bit a class, which classes they hold."""
-        return self.rule == "mixture"
+        return self.rule in ("either", "mixture")
 
     def blocks_of(self, task: Task) -> int:
         """How many mean codes a client sends: one a class or label; of a number to predict, one a quantile."""

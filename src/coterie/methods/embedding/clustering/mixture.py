@@ -10,11 +10,13 @@ out of all means. Groups count where that is better than one mean for all, by ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from coterie.core.rng import rng
+from coterie.core.threads import one_thread_everywhere
 from coterie.methods.embedding.clustering.split_half import Bits
 from coterie.methods.embedding.clustering.ward import Floats, Ints
 
@@ -50,11 +52,15 @@ def presence(said: Bits, flips: Floats) -> Floats:
 
 def groups_by_mixture(bits: Bits, held: Floats, seed: int) -> tuple[Ints, dict[int, float]]:
     """The group of every row, and the mean benefit of each number of groups that was tried."""
+    with one_thread_everywhere():  # no sum may depend on the number of threads
+        return _groups(bits, held, seed)
+
+
+def _groups(bits: Bits, held: Floats, seed: int) -> tuple[Ints, dict[int, float]]:
     x = bits.astype(np.float64).reshape(len(bits), held.shape[1], -1)
     labels, gains = [np.zeros(len(x), np.int64)], [np.zeros(len(x))]
     for k in range(2, min(_MOST_GROUPS, len(x) // 2) + 1):
-        fits = (fitted(x, held, k, rng(seed, "mixture", k, start)) for start in range(_STARTS))
-        best = max(fits, key=lambda fit: fit.likelihood)
+        best = fitted(x, held, k, [rng(seed, "mixture", k, start) for start in range(_STARTS)])
         labels.append(best.member.argmax(1))
         gains.append(benefit(x, held, best))
     scores = {k: float(gain.mean()) for k, gain in enumerate(gains, 1)}
@@ -65,23 +71,31 @@ def groups_by_mixture(bits: Bits, held: Floats, seed: int) -> tuple[Ints, dict[i
     return np.unique(labels[chosen], return_inverse=True)[1].astype(np.int64), scores
 
 
-def fitted(x: Floats, held: Floats, k: int, generator: np.random.Generator) -> Fit:
-    """Expectation and maximisation from a random start, annealed; x is [N, C, L] of 0 and 1."""
+def fitted(x: Floats, held: Floats, k: int, generators: Sequence[np.random.Generator]) -> Fit:
+    """Expectation and maximisation from random starts, annealed; x is [N, C, L] of 0 and 1. The likeliest fit.
+
+    All S starts go side by side: entries of groups are [C, N, S, K] or, flat, [C, N, S K].
+    """
+    bits, holds = x.transpose(1, 0, 2), held.T[:, :, None, None]
     overall = ((x * held[:, :, None]).sum(0) + 0.5) / (held.sum(0)[:, None] + 1)
-    member = generator.dirichlet(np.full(k, 0.5), len(x))
-    present = np.repeat(held[:, :, None], k, 2)
+    member = np.stack([generator.dirichlet(np.full(k, 0.5), len(x)) for generator in generators], 1)  # [N, S, K]
+    present = np.broadcast_to(holds, (len(bits), *member.shape))
+    flat = (len(bits), len(x), -1)
     for step in range(_STEPS):
-        weight = member[:, None] * present
-        sums = np.einsum("nck,ncl->kcl", weight, x) + _PRIOR * overall
-        means = np.clip(sums / (weight.sum(0).T[:, :, None] + _PRIOR), _LEAST, 1 - _LEAST)
-        plain = np.einsum("ncl,kcl->nck", x, np.log(means / (1 - means))) + np.log(1 - means).sum(2).T
-        either = _or_coins(plain, held[:, :, None], x.shape[2])
-        present = np.exp(np.log(held + _TINY)[:, :, None] + plain - either)
-        each = either.sum(1) + np.log(member.mean(0) + _TINY)
+        weight = (member * present).reshape(flat)
+        sums = bits.transpose(0, 2, 1) @ weight + _PRIOR * overall[:, :, None]
+        means = np.clip(sums / (weight.sum(1, keepdims=True) + _PRIOR), _LEAST, 1 - _LEAST)
+        plain = bits @ np.log(means / (1 - means)) + np.log(1 - means).sum(1, keepdims=True)
+        plain = plain.reshape(present.shape)
+        either = _or_coins(plain, holds, x.shape[2])
+        present = np.exp(np.log(holds + _TINY) + plain - either)
+        each = either.sum(0) + np.log(member.mean(0) + _TINY)
         heat = max(1.0, _HEAT * (1 - step / _COOLING))
         member = _shares(each / heat)
-    most = each.max(1)
-    return Fit(member, present, float((most + np.log(np.exp(each - most[:, None]).sum(1))).sum()))
+    most = each.max(-1)
+    likelihood = (most + np.log(np.exp(each - most[..., None]).sum(-1))).sum(0)
+    best = int(likelihood.argmax())
+    return Fit(member[:, best], present[:, :, best].transpose(1, 0, 2), float(likelihood[best]))
 
 
 def benefit(x: Floats, held: Floats, fit: Fit) -> Floats:
@@ -116,8 +130,8 @@ def _or_coins(plain: Floats, held: Floats, bits: int) -> Floats:
 
 def _shares(logs: Floats) -> Floats:
     """Rows of logarithms as shares that sum to 1."""
-    raised = np.exp(logs - logs.max(1, keepdims=True))
-    return np.asarray(raised / raised.sum(1, keepdims=True))
+    raised = np.exp(logs - logs.max(-1, keepdims=True))
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
 
 
 def _error(values: Floats) -> float:
