@@ -20,6 +20,7 @@ Figure = dict[str, Any]
 # Paul Tol's "bright" scheme with two of his "vibrant" one: good for any colour vision, on white and black.
 PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee", "#ee7733", "#009988", "#888888")
 _DASHES = ("solid", "dash", "dot", "dashdot")
+_NAMES_IN_A_ROW, _ROW_HEIGHT = 4, 20  # of a legend: what has many names is drawn higher
 _PERCENT = ".0%"
 _SEQUENTIAL = [[0.0, "#f4f7fb"], [0.35, "#a9c4e0"], [0.7, "#4477aa"], [1.0, "#1b3a5c"]]
 
@@ -131,7 +132,7 @@ def compare_over_bytes(runs: Mapping[str, Sequence[RunFolder]], target: float | 
              "line": {"width": 1, "dash": "dash", "color": "#888888"}},
         ]  # fmt: skip
         figure["layout"]["annotations"] = [
-            {"xref": "paper", "x": 0.01, "xanchor": "left", "y": target, "yanchor": "bottom",
+            {"xref": "paper", "x": 0.99, "xanchor": "right", "y": target, "yanchor": "bottom",
              "showarrow": False, "text": f"target {target:.0%}", "font": {"size": 11}},
         ]  # fmt: skip
     return figure
@@ -283,13 +284,15 @@ def _line(
 
 
 def _figure(data: list[Figure], x_label: str, y_label: str, *, y_format: str = "", hover: str = "x unified") -> Figure:
+    named = sum(trace.get("showlegend", True) for trace in data)
+    more = max(0, -(-named // _NAMES_IN_A_ROW) - 2)
     layout: Figure = {
-        "height": 330, "margin": {"l": 56, "r": 18, "t": 10, "b": 46}, "hovermode": hover,
+        "height": 330 + _ROW_HEIGHT * more, "margin": {"l": 56, "r": 18, "t": 10, "b": 46}, "hovermode": hover,
         "xaxis": {"title": {"text": _text(x_label), "standoff": 8}, "zeroline": False, "automargin": True},
         "yaxis": {"title": {"text": _text(y_label), "standoff": 8}, "zeroline": False, "automargin": True,
                   "tickformat": y_format},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "tracegroupgap": 2},
-        "showlegend": sum(trace.get("showlegend", True) for trace in data) > 1,
+        "showlegend": named > 1,
     }  # fmt: skip
     if y_format == _PERCENT:
         layout["yaxis"] |= axes.shares([value for trace in data for value in trace["y"]])
