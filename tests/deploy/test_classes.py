@@ -13,6 +13,8 @@ import pytest
 from coterie.core.errors import CoterieError
 from coterie.deploy.fitting import unlike
 from coterie.deploy.hello import Hello
+from coterie.deploy.protocol import to_text
+from coterie.runs import peer
 from coterie.runs.classes import brought_alone, check_said, common_classes, odd_classes
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.serve import _Fitting
@@ -111,7 +113,7 @@ def test_who_alone_brings_classes_is_said() -> None:
     half = brought_alone(told(a=3, b=3, o=29, p=29))
     assert half == dict.fromkeys("op", "is one of those who alone have labels above 2")
     there = told(a=3, o=4)
-    assert alone(config(), there)["o"].startswith("alone has the label '3'; every client's model has them for that")
+    assert alone(config(), there)["o"].startswith("alone has the label '3', and every model has a class for that")
 
 
 def test_what_is_odd_is_named_as_it_is() -> None:
@@ -210,8 +212,8 @@ def test_one_odd_peer_does_not_part_the_others(tmp_path: Path, running: list[Com
     first = [start(name) for name in ("ann", "bob", "odd")]
     assert "This peer does not fit the others: it has the label 28" in first[2].ends(2)
     last = start("cyd")
-    for peer in (*first[:2], last):
-        peer.ends()
+    for one in (*first[:2], last):
+        one.ends()
     for name in ("ann", "bob", "cyd"):
         assert json.loads((tmp_path / f"runs/{name}/schema.json").read_text())["classes"] == 3
         metrics = (tmp_path / f"runs/{name}/metrics.csv").read_text()
@@ -234,6 +236,67 @@ def test_who_is_not_alone_any_more_is_told_so() -> None:
     assert sorted(fitting(there)) == ["a", "b", "o", "p"]
     assert fitting.others() == ""
     assert told_to[-1] == ("o", "you are admitted to this run after all")
-    assert fitting.notices(there)[0].startswith("o is one of those who alone have labels above 2; every client's model")
+    assert fitting.notices(there)[0].startswith(
+        "o is one of those who alone have labels above 2, and every model has a class for that"
+    )
     assert [client for client, _ in told_to] == ["o", "o", "o", "p"]
     assert len(notes) == 4
+
+
+class Network:
+    """A connection whose peers say what the test wants."""
+
+    name = "me"
+
+    def __init__(self, hellos: dict[str, Hello], agreements: dict[str, str] | None = None) -> None:
+        self.said, self.agreements = hellos, agreements or {}
+
+    def hellos(self, names: list[str]) -> dict[str, Hello]:
+        return {name: self.said[name] for name in names}
+
+    def ask(self, what: str, names: list[str]) -> dict[str, str]:
+        return {name: self.agreements[name] for name in names if name in self.agreements}
+
+
+def peers() -> RunConfig:
+    return from_tables({"method": "gossip", "model": "mlp", "scenario": {"data": "own"}})
+
+
+def test_a_peer_that_comes_back_with_other_data_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(told(a=3, x=29))
+    fitting = peer._Fitting(peers(), network, TOLD, print)  # type: ignore[arg-type]
+    assert fitting({"a", "x"}) == {"a"}
+    assert fitting.notices() == [f"x is not counted: {fitting._odd['x']}"]
+    network.said = told(a=3, x=3)
+    monkeypatch.setattr(peer, "_HELLO_SECONDS", -1.0)
+    assert fitting({"a", "x"}) == {"a", "x"}
+    assert fitting.notices() == []
+    network.said = {**told(a=3), "x": replace(TOLD, shape=(5,))}
+    assert fitting({"a", "x"}) == {"a"}
+    assert fitting({"x"}) == set()
+    assert "none is that of most" in fitting.others()
+
+
+@pytest.mark.parametrize("word", ["nonsense", "29 classes"])
+def test_one_peers_word_is_not_that_of_a_network(word: str) -> None:
+    """A hostile peer says what the run is about before anybody has begun: everybody counted, or took its classes."""
+    config_, there = peers(), told(a=3, b=3, evil=29)
+    mine = {**told(a=3, b=3), "me": TOLD}
+    text = word if word == "nonsense" else to_text(replace(agree(config_, mine), classes=29))
+    network, notes = Network(there, {"evil": text}), list[str]()
+    fitting = peer._Fitting(config_, network, TOLD, notes.append)  # type: ignore[arg-type]
+    assert fitting({"a", "b", "evil"}) == {"a", "b"}
+    spec = peer._run_spec(config_, network, {"a", "b", "evil", "me"}, TOLD, notes.append)  # type: ignore[arg-type]
+    assert spec.classes == 3
+    assert any("not believed" in note for note in notes)
+    everyone = {name: to_text(spec) for name in ("a", "b", "evil")}
+    assert peer._Fitting(config_, Network(there, everyone), TOLD, print)({"a", "b", "evil"}) == {"a", "b", "evil"}  # type: ignore[arg-type]
+
+
+def test_who_has_other_classes_than_the_configuration_says_has_no_vote_on_the_form() -> None:
+    wide = {f"w{n}": replace(TOLD, name=f"w{n}", shape=(5,), classes=10) for n in range(3)}
+    there = {**told(a=3, b=3), **wide}
+    odd = odd_ones(config(classes=3), there)
+    assert sorted(odd) == ["w0", "w1", "w2"]
+    assert odd["w0"] == "it has the label 9, the run is about 3 classes (0 to 2)"
+    assert sorted(odd_ones(config(classes=3), wide)) == sorted(wide)

@@ -23,7 +23,7 @@ from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import client_data
-from coterie.runs.peer import _told, network_of
+from coterie.runs.peer import _believed, _most_told, network_of
 from coterie.runs.spec import agree
 
 from .processes import LONG, Stage, free_port, until, write_run
@@ -167,9 +167,9 @@ def test_one_peer_that_lies_about_the_data_locks_nobody_out(stage: Stage, lie: d
         def ask(self, what: str, others: list[str]) -> dict[str, str]:
             return {name: words[name] for name in others}
 
-    told = _told(config, Answers(), ["0", "evil"], own, print)  # type: ignore[arg-type]
+    told = _most_told(_believed(config, Answers(), ["0", "evil"], print), own)  # type: ignore[arg-type]
     assert told == honest
-    assert _told(config, Answers(), ["evil"], own, print) != honest  # type: ignore[arg-type]
+    assert _most_told(_believed(config, Answers(), ["evil"], print), own) != honest  # type: ignore[arg-type]
 
 
 def test_a_client_that_joins_without_end_does_not_fill_the_log() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from coterie.core.errors import CoterieError
 from coterie.core.files import digest
 from coterie.core.interrupts import pause
-from coterie.core.notes import Note
+from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
 from coterie.core.terminal import brief
@@ -51,7 +51,9 @@ from coterie.runs.view import View, Views
 _LOOK_SECONDS = 0.05
 _RATE = "rate.txt"
 _LONGEST_WHY = 400
+_HELLO_SECONDS = 1.0
 _COMMON = ("shape", "classes", "normalise", "class_names", "columns", "task", "target_mean", "target_std")
+_DATA = ("shape", "classes", "class_names", "task")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def run_peer(
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
         fitting = _Fitting(config, connection, device.hello, watcher.note)
         everyone = connection.wait_for(options.peers, options.patience, fitting, fitting.others)
+        noticed = fitting.notices()
         spec = _run_spec(config, connection, everyone, device.hello, watcher.note)
         connection.agree(to_text(spec))
         connection.look_up_progress()
@@ -114,7 +117,8 @@ def run_peer(
             note=watcher.note,
         )
         method = Deployed(wanted, connection, pace=options.pace, note=watcher.note)
-        return RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject).run(resume)
+        loop = RoundLoop(method, fed, config, folder, view=watcher, scenario=config.subject, noticed=noticed)
+        return loop.run(resume)
 
 
 def _rated(
@@ -167,16 +171,22 @@ def _run_spec(
     Where there is a network already, they are those that most of its peers tell; else all who are there come to them by
     themselves. Nothing else is taken from others, and a model that is code is never theirs.
     """
-    hellos = {**connection.hellos(sorted(everyone - {connection.name})), connection.name: own}
-    told = _told(config, connection, sorted(everyone - {connection.name}), own, note)
+    others = sorted(everyone - {connection.name})
+    hellos = {**connection.hellos(others), connection.name: own}
+    said = _believed(config, connection, others, note)
+    told = _most_told(said, own)
+    if told is not None and 2 * len(said) <= len(others):  # not yet a network's word: it must be what we would say too
+        mine = agree(config, hellos)
+        strange = [name for name in _DATA if getattr(mine, name) != getattr(told, name)]
+        if strange:
+            note(f"what {len(said)} of {len(others)} peers say of the run's {', '.join(strange)} is not believed")
+            told = None
     if told is not None:
         why = unlike(own, told)
         if why:
             raise CoterieError(f"These data are not what the network is about: {why}.")
         mine = drafted(config, {connection.name: own})
         return usable(config, replace(mine, run=network_of(config), **{name: getattr(told, name) for name in _COMMON}))
-    for name, what in alone(config, hellos).items():
-        note(f"{name} {what}, of every peer")
     return replace(agree(config, hellos), run=network_of(config))
 
 
@@ -187,28 +197,28 @@ class _Fitting:
         self._config, self._connection, self._own, self._note = config, connection, own, note
         self._hellos: dict[ClientId, Hello] = {}
         self._odd: dict[ClientId, str] = {}
-        self._unclear, self._running = "", False
+        self._unclear, self._running, self._asked = "", False, 0.0
 
     def __call__(self, others: set[ClientId]) -> set[ClientId]:
         """The others that fit this peer; none as long as it is not clear who is odd. An odd peer ends."""
-        new = [name for name in sorted(others) if name not in self._hellos]
-        self._hellos |= self._connection.hellos(new) if new else {}
-        there = {name: hello for name, hello in self._hellos.items() if name in others}
-        there[self._connection.name] = self._own
-        if new and any(self._connection.ask("agreement", sorted(others)).values()):
-            self._running = True
+        now = time.monotonic()
+        if others != self._hellos.keys() or now > self._asked + _HELLO_SECONDS:  # one may be back with other data
+            self._hellos, self._asked = self._connection.hellos(sorted(others)), now
+            believed = _believed(self._config, self._connection, sorted(others), silent)
+            self._running = 2 * len(believed) > len(others)
         if self._running:  # the network has agreed already, and tells us whether we fit
             return others
+        there = {**self._hellos, self._connection.name: self._own}
         try:
             odd = odd_ones(self._config, there)
         except NoMajority as error:
             if str(error) != self._unclear:
                 self._note(f"{error} Waiting for more peers.")
-            self._unclear = str(error)
+            self._unclear, self._odd = str(error), {}
             return set()
         for name in sorted(odd.keys() - self._odd.keys() - {self._connection.name}):
             self._note(f"{name} is not counted: {odd[name]}")
-        self._odd = odd
+        self._odd, self._unclear = odd, ""
         if self._connection.name in odd:
             raise CoterieError(f"This peer does not fit the others: {odd[self._connection.name]}.")
         return there.keys() - odd.keys() - {self._connection.name}
@@ -216,16 +226,39 @@ class _Fitting:
     def others(self) -> str:
         """Who is there and does not fit, for the end of a wait."""
         left = "; ".join(f"{name}, {why}" for name, why in sorted(self._odd.items()))
-        return f" (not counted: {brief(left, _LONGEST_WHY)})" if left else ""
+        text = f"not counted: {left}" if left else self._unclear
+        return f" ({brief(text, _LONGEST_WHY)})" if text else ""
+
+    def notices(self) -> list[str]:
+        """What the report should say of how the run began: who was left out, who has labels that nobody else has."""
+        said = [f"{name} is not counted: {why}" for name, why in sorted(self._odd.items())]
+        if not self._running:
+            there = {**self._hellos, self._connection.name: self._own}
+            fit = {name: hello for name, hello in there.items() if name not in self._odd}
+            brought = [f"{name} {what}" for name, what in alone(self._config, fit).items()]
+            for text in brought:
+                self._note(text)
+            said += brought
+        return said
 
 
-def _told(
-    config: RunConfig, connection: PeerConnection, others: list[ClientId], own: Hello, note: Note
-) -> RunSpec | None:
-    """What most of the others say that the run is about, of those whose word fits our own configuration and data.
+def _most_told(said: list[RunSpec], own: Hello) -> RunSpec | None:
+    """What most of the others say that the run is about, of those whose word fits our own data.
 
     Only where nobody's word fits our data is it they that are wrong: one peer that lies locks nobody out.
     """
+    if not said:
+        return None
+    said = [spec for spec in said if not unlike(own, spec)] or said
+    votes = Counter(_common(spec) for spec in said)
+    most = max(votes.values())
+    tied = {_common(spec): spec for spec in reversed(said) if votes[_common(spec)] == most}
+    # of as many, the one that is nearest to our data, and one that does not depend on who answered first
+    return min(tied.values(), key=lambda spec: (abs(spec.classes - own.classes), repr(_common(spec))))
+
+
+def _believed(config: RunConfig, connection: PeerConnection, others: list[ClientId], note: Note) -> list[RunSpec]:
+    """What others say that the run is about, as far as it fits our own configuration."""
     said: list[RunSpec] = []
     for name, text in connection.ask("agreement", others).items():
         try:
@@ -236,14 +269,7 @@ def _told(
             said.append(spec)
         except CoterieError as error:
             note(f"what {name} says of the run is not believed: {error}")
-    if not said:
-        return None
-    said = [spec for spec in said if not unlike(own, spec)] or said
-    votes = Counter(_common(spec) for spec in said)
-    most = max(votes.values())
-    tied = {_common(spec): spec for spec in reversed(said) if votes[_common(spec)] == most}
-    # of as many, the one that is nearest to our data, and one that does not depend on who answered first
-    return min(tied.values(), key=lambda spec: (abs(spec.classes - own.classes), repr(_common(spec))))
+    return said
 
 
 def _common(spec: RunSpec) -> tuple[object, ...]:

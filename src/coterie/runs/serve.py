@@ -255,11 +255,12 @@ class _Fitting:
         try:
             odd = odd_ones(self._config, there) if there else {}
         except NoMajority as error:
-            text = f"{error} Waiting for more." if len(there) > 1 else ""
+            text = str(error) if len(there) > 1 else ""
             if text and text != self._unclear:
-                self._view.note(text)
-            self._unclear = text
+                self._view.note(f"{text} Waiting for more.")
+            self._unclear, self._odd = text, {}
             return {}
+        self._unclear = ""
         for client in sorted(odd.keys() - self._odd.keys()):
             self._view.note(f"{client} is not admitted: {odd[client]}")
             self._transport.tell(client, f"you are not admitted to this run ({client}: {odd[client]})")
@@ -277,7 +278,8 @@ class _Fitting:
     def others(self) -> str:
         """Who is there and does not fit, for the end of a wait."""
         left = "; ".join(f"{client}, {why}" for client, why in sorted(self._odd.items()))
-        return f" (not admitted: {brief(left, _LONGEST_WHY)})" if left else ""
+        text = f"not admitted: {left}" if left else self._unclear
+        return f" ({brief(text, _LONGEST_WHY)})" if text else ""
 
     def notices(self, first: Hellos) -> list[str]:
         """What the run's report should say of how it began: who was left out, who has classes that nobody else has."""

@@ -11,7 +11,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.core.targets import TaskKind
 from coterie.core.task import chosen_kind
-from coterie.core.terminal import shown
+from coterie.core.terminal import brief, shown
 from coterie.data.agreed import together
 from coterie.data.encoding import MOST_CATEGORIES
 from coterie.data.labels import are_whole
@@ -54,14 +54,13 @@ def odd_ones(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[Client
     image size of the run's scenario decides. The classes are the scenario's or, for own data, those that the
     configuration says or most clients have (`odd_classes`): a client may see few labels, but not many more than others.
     """
+    said = config.scenario.classes if _scenario(config) is None else None
+    odd = odd_classes(said, {c: h for c, h in hellos.items() if h.task == _CLASSES}) if said is not None else {}
+    hellos = {client: hello for client, hello in hellos.items() if client not in odd}  # the configuration decides first
+    if not hellos:
+        return odd
     form, example = _usual_form(_scenario(config), config.scenario.image_size, hellos)
-    odd = {
-        client: "the columns of its table are others than those of most clients"
-        if hello.columns and example.columns
-        else f"it has {hello.described}, the run is about {example.described}"
-        for client, hello in hellos.items()
-        if hello.form != form
-    }
+    odd |= {client: _other_form(hello, example) for client, hello in hellos.items() if hello.form != form}
     odd |= _odd_targets(config, {client: hello for client, hello in hellos.items() if client not in odd})
     if _task_told(config, hellos) != _CLASSES:
         return odd
@@ -70,13 +69,22 @@ def odd_ones(config: RunConfig, hellos: Mapping[ClientId, Hello]) -> dict[Client
     return odd | odd_classes(config.scenario.classes if named is None else named.classes, rest)
 
 
+def _other_form(hello: Hello, example: Hello) -> str:
+    """In what a client's inputs are others than those of most."""
+    if not hello.columns or not example.columns:
+        return f"it has {hello.described}, the run is about {example.described}"
+    own, usual = ({(column.name, column.text) for column in one.columns} for one in (hello, example))
+    names = brief(", ".join(shown(name) for name in sorted({name for name, _ in own ^ usual})))
+    return f"the columns of its table are others than those of most clients: they differ in {names}"
+
+
 def alone(config: RunConfig, fitting: Mapping[ClientId, Hello]) -> dict[ClientId, str]:
     """Clients who alone bring classes that everybody's model then has, and what; where the configuration is silent."""
     decided = _scenario(config) is not None or config.scenario.classes is not None
     if decided or _task_told(config, fitting) != _CLASSES:
         return {}
     return {
-        client: f"{what}; every client's model has them for that. If it is a mistake, say the classes under [scenario] "
+        client: f"{what}, and every model has a class for that; if it is a mistake, say the classes under [scenario] "
         "where the run is configured"
         for client, what in brought_alone(fitting).items()
     }
