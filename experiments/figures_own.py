@@ -74,10 +74,10 @@ def _photographs(alpha: float) -> Callable[[int], Any]:
 
 
 def _pens(seed: int) -> OwnPopulation:
-    """Digits of four kinds: MNIST, USPS, house numbers, hands that sign."""
+    """Ten classes each: digits of two kinds, clothes, hands that sign."""
     generator = np.random.default_rng([seed, 3])
     data, truth = {}, {}
-    for group, name in enumerate(("mnist", "usps", "svhn", "sign")):
+    for group, name in enumerate(("mnist", "usps", "fashion-mnist", "sign")):
         pool = _Pool(name, seed, size=16, grey=True)
         for number in range(8):
             client = f"{name}-{number}"
@@ -129,7 +129,7 @@ GROUNDS = (
     Ground("rotated-0.5", "the same, own labels, alpha = 0.5", _rotated("mnist", 4, 0.5), 4, _perceptron),
     Ground("rotated-0.2", "the same, own labels, alpha = 0.2", _rotated("mnist", 4, 0.2), 4, _perceptron),
     Ground("one-0.2", "one group, own labels, alpha = 0.2", _rotated("mnist", 1, 0.2), 1, _perceptron),
-    Ground("pens", "four kinds of digits", _pens, 4, _mlp(256, 10)),
+    Ground("pens", "two kinds of digits, clothes, hands", _pens, 4, _mlp(256, 10)),
     Ground("sensors", "sensors, three groups", sensors, 3, _mlp(40, 6)),
     Ground("sensors-skewed", "sensors, own labels", _skewed_sensors, 3, _mlp(40, 6)),
     Ground("photographs", "CIFAR-10 and negatives", _photographs(0), 2, _tiny_cnn),
