@@ -9,16 +9,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from flwr.app import Message
 
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.client import Device
+from coterie.deploy.flower import client as flower_client
 from coterie.deploy.flower.client import Security, join
 from coterie.deploy.flower.compat import ObjectPushError
+from coterie.deploy.flower.content import content_of
 from coterie.deploy.flower.outbox import Outbox, Stubborn
 from coterie.deploy.flower.superlink import ServerSecurity, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
@@ -202,3 +206,27 @@ def test_a_client_that_was_killed_knows_as_which_node(tmp_path: Path) -> None:
         assert box.killed() in (None, 7)
     box.left()
     assert (box.did_not_leave, box.killed()) == (False, None)
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_word_that_is_not_waited_for_is_no_lost_message() -> None:
+    """The server lets go of what a client answers to something it was told; the client said that a message was lost."""
+    about = {"query.told": False, "train.train": True}
+    for kind, lost in about.items():
+        message = Message(content_of("hello"), 1, kind, ttl=10.0)
+        message.metadata.__dict__["_message_id"] = "m"
+
+        class Session:
+            def receive(self, limit: int, message: Message = message) -> tuple[Message, str]:
+                return message, ""
+
+            def send(self, reply: Message, took: float, note: object) -> None:
+                request = httpx.Request("POST", "http://x")
+                raise httpx.HTTPStatusError("", request=request, response=httpx.Response(413, request=request))
+
+        class Member:
+            def answer(self, text: str, payload: bytes, limit: int) -> tuple[str, bytes]:
+                return "", b""
+
+        with pytest.raises(httpx.HTTPStatusError) if lost else nullcontext():
+            assert flower_client._answer_next(Member(), Session(), 1 << 20, print) == kind  # type: ignore[arg-type]

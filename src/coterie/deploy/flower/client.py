@@ -50,7 +50,7 @@ from coterie.deploy.flower.compat import (
     push_object_contents_from_iterable,
     remove_content_from_message,
 )
-from coterie.deploy.flower.content import GOODBYE, answer, refusal
+from coterie.deploy.flower.content import GOODBYE, TOLD, answer, refusal
 from coterie.deploy.flower.outbox import Outbox, Stubborn
 from coterie.deploy.flower.pieces import Tally, ids_of, put_together
 from coterie.deploy.flower.refusals import STILL_THERE, never_reached, turned_away
@@ -310,5 +310,10 @@ def _answer_next(member: Member, session: Session, limit: int, note: Note) -> st
     kind: str = message.metadata.message_type
     if reply.has_error():
         note(f"refused {kind}: {reply.error.reason}")
-    session.send(reply, time.monotonic() - began, note)
+    try:
+        session.send(reply, time.monotonic() - began, note)
+    except (httpx.HTTPStatusError, ObjectPushError) as error:
+        unsure = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _UNSURE
+        if unsure or not kind.endswith(f".{TOLD}"):
+            raise  # who has told something does not wait for the answer, and may have let go of it
     return kind
