@@ -211,6 +211,8 @@ def test_one_odd_peer_does_not_part_the_others(tmp_path: Path, running: list[Com
 
     first = [start(name) for name in ("ann", "bob", "odd")]
     assert "This peer does not fit the others: it has the label 28" in first[2].ends(2)
+    for one in first[:2]:
+        one.says("odd is not counted: it has the label 28")
     last = start("cyd")
     for one in (*first[:2], last):
         one.ends()

@@ -51,7 +51,7 @@ from coterie.runs.view import View, Views
 _LOOK_SECONDS = 0.05
 _RATE = "rate.txt"
 _LONGEST_WHY = 400
-_HELLO_SECONDS = 1.0
+_HELLO_SECONDS, _LAST_SECONDS = 1.0, 2.0
 _COMMON = ("shape", "classes", "normalise", "class_names", "columns", "task", "target_mean", "target_std")
 _DATA = ("shape", "classes", "class_names", "task")
 
@@ -220,6 +220,7 @@ class _Fitting:
             self._note(f"{name} is not counted: {odd[name]}")
         self._odd, self._unclear = odd, ""
         if self._connection.name in odd:
+            pause(_LAST_SECONDS)  # the others ask who is odd, too: who is gone cannot say why
             raise CoterieError(f"This peer does not fit the others: {odd[self._connection.name]}.")
         return there.keys() - odd.keys() - {self._connection.name}
 
