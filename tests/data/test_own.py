@@ -180,27 +180,6 @@ def test_labels_that_are_not_numbered_from_zero() -> None:
     assert from_arrays({"a": (x, np.array([0, 61, 0, 0]))}).classes == 62, "a part of FEMNIST's classes"
 
 
-def test_classes_that_the_user_says() -> None:
-    x, words = np.zeros((4, 2)), np.array(["ill", "well", "ill", "well"])
-    both = from_arrays({"a": (x, words)}, classes=["well", "ill", "dead"])
-    assert (both.classes, both.schema and both.schema.class_names) == (3, ("dead", "ill", "well"))
-    whole = from_arrays({"a": (x, np.array(["1", "2", "1", "2"]))}, classes=3)
-    assert (whole.classes, whole.schema and whole.schema.class_names) == (3, ())
-    assert set(whole.client("a").train.y.tolist()) <= {1, 2}
-    for y, classes, message in (
-        (words, ["well", "dead"], "has the label 'ill', which is none of the 2 classes"),
-        (words, "2.5", "classes is '2.5'; give their number, or the names of all"),
-        (words, 2, "labels are words, such as 'ill'; name all classes, not their number"),
-        (np.array([0, 1, 0, 1]), ["a", "b"], "labels are numbers and classes names 'a'; give their number"),
-        (np.array([0, 1, 0, 3]), 3, "label 3 and only 3 classes"),
-        (words, 0, "There are 0 classes; give a number from 1 to 65536"),
-        (words, [], "give their number, or the names"),
-        (words, [1, 2], "give their number, or the names"),
-    ):
-        with pytest.raises(CoterieError, match=message):
-            from_arrays({"a": (x, y)}, classes=classes)  # type: ignore[arg-type]
-
-
 def test_one_client_alone_may_lack_the_first_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array([1, 2, 1, 2]))
     assert from_file(tmp_path / "a.npz", "a").classes == 3

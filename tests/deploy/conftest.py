@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .processes import Stage
+from .processes import Command, Stage
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
@@ -40,3 +40,12 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture
+def running() -> Iterator[list[Command]]:
+    """Commands that a test has started; they end with it."""
+    commands: list[Command] = []
+    yield commands
+    for command in commands:
+        command.stop()

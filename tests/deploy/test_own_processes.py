@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from ..conftest import Command as Coterie
 from .processes import Command, free_port
@@ -24,14 +21,6 @@ SCENARIO = """
 data = "our clinics"
 missing = "mean"
 """
-
-
-@pytest.fixture
-def running() -> Iterator[list[Command]]:
-    commands: list[Command] = []
-    yield commands
-    for command in commands:
-        command.stop()
 
 
 def test_numbers_are_learnt_on_flower_and_fine_tuned_by_their_clients(

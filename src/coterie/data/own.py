@@ -59,9 +59,9 @@ class OwnPopulation:
     kind: TaskKind = "classification"
     target_scale: TargetScale | None = None
     drifts: tuple[Drift, ...] = ()
+    """From its round on, a drift's clients exchange their data: each has those of another one of them."""
     tests_alike: bool = True
     """Whether a client's tests ask for labels as often as it has them in training."""
-    """From its round on, a drift's clients exchange their data: each has those of another one of them."""
     seed: int = 0
     reread: Callable[[tuple[Column, ...]], OwnPopulation] | None = None
     """Of one client's table: reads it again with columns that all clients have agreed on."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coterie.core.terminal import brief, shown
 from coterie.data.labels import are_whole
-from coterie.deploy.hello import Hello
+from coterie.deploy.hello import ColumnTold, Hello
 from coterie.deploy.protocol import RunSpec
 
 
@@ -13,12 +15,9 @@ def unlike(hello: Hello, spec: RunSpec, inputs: str = "") -> str:
     kind = "classification" if spec.kind == "binary" else spec.kind
     if hello.task != kind:
         return f"its targets are those of {hello.task}, the run is about {kind}"
-    own, common = ({(c.name, c.text) for c in columns} for columns in (hello.columns, spec.columns))
-    if own != common:
-        other = sorted(name for name, _ in own ^ common)
-        return (
-            f"the columns of its table are not those of the run: they differ in {brief(', '.join(map(shown, other)))}"
-        )
+    columns = other_columns(hello.columns, spec.columns)
+    if columns:
+        return f"the columns of its table are not those of the run: they differ in {columns}"
     if (hello.shape != spec.shape and not spec.columns) or hello.inputs != (inputs or hello.inputs):
         return (
             f"it has {hello.inputs if inputs else 'inputs'} of shape {hello.shape}, the run is about "
@@ -28,6 +27,12 @@ def unlike(hello: Hello, spec: RunSpec, inputs: str = "") -> str:
         return unknown_label(hello, spec.class_names, spec.classes)
     fits = hello.classes == spec.classes
     return "" if fits else f"it has {hello.classes} targets a sample, the run is about {spec.classes}"
+
+
+def other_columns(own: Sequence[ColumnTold], usual: Sequence[ColumnTold]) -> str:
+    """The names of columns that only one of two tables has, or has as text and the other as numbers."""
+    here, there = ({(column.name, column.text) for column in columns} for columns in (own, usual))
+    return brief(", ".join(map(shown, sorted({name for name, _ in here ^ there}))))
 
 
 def are_words(hello: Hello) -> bool:
@@ -51,7 +56,8 @@ def unknown_label(hello: Hello, names: tuple[str, ...], classes: int) -> str:
         kinds = {True: "words", False: "numbers"}
         return f"its labels are {kinds[not words]}, those of the run are {kinds[words]}"
     if hello.names and names:
-        strange = next((name for name in hello.names if name not in set(names)), None)
+        listed = set(names)
+        strange = next((name for name in hello.names if name not in listed), None)
         return "" if strange is None else f"it has the label {shown(strange)}, {known}"
     first, last = (int(names[0]), int(names[-1])) if names else (0, classes - 1)
     strange = next((str(end) for end in ends_of(hello) if not first <= end <= last), None)

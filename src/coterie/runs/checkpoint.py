@@ -115,7 +115,7 @@ class Checkpoint:
             whose = f"{quote(client, safe='')}-{next_round:06d}"
             new[client] = self._put(MEMORY_FOLDER, whose, wire.encode(memory[client]))
         old = self._index.add(new, next_round)
-        # read once: sizes and digest are of the same moment, whoever writes to the logs meanwhile
+        # read once, so that sizes and digest belong together even if the logs grow meanwhile
         events, metrics = (self._log(file) for file in (EVENTS_FILE, METRICS_FILE))
         progress = Progress(
             method=method,

@@ -160,11 +160,8 @@ def _numbers_alone(hellos: Hellos) -> dict[ClientId, str]:
         first, second = (ends[client][place] for client in order[:2])
         if first == second or (place == 0 and first >= 0):
             continue
-        text = (
-            _listed([str(first)])
-            if abs(first - second) == 1 or hellos[order[0]].names
-            else (f"the labels {second + 1} to {first}")
-        )
+        single = abs(first - second) == 1 or bool(hellos[order[0]].names)
+        text = _listed([str(first)]) if single else f"the labels {second + 1} to {first}"
         found[order[0]] = f"{found[order[0]]} and {text}" if order[0] in found else text
     return found
 

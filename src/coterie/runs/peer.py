@@ -14,7 +14,6 @@ from coterie.core.interrupts import pause
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
-from coterie.core.terminal import brief
 from coterie.data.agreed import agreed
 from coterie.data.own import OwnPopulation
 from coterie.data.schema import SCHEMA_FILE
@@ -42,6 +41,7 @@ from coterie.runs.spec import (
     check_deployable,
     common_schema,
     drafted,
+    left_out,
     model_of,
     odd_ones,
     usable,
@@ -50,7 +50,6 @@ from coterie.runs.view import View, Views
 
 _LOOK_SECONDS = 0.05
 _RATE = "rate.txt"
-_LONGEST_WHY = 400
 _HELLO_SECONDS, _LAST_SECONDS = 1.0, 2.0
 _COMMON = ("shape", "classes", "normalise", "class_names", "columns", "task", "target_mean", "target_std")
 _DATA = ("shape", "classes", "class_names", "task")
@@ -226,9 +225,7 @@ class _Fitting:
 
     def others(self) -> str:
         """Who is there and does not fit, for the end of a wait."""
-        left = "; ".join(f"{name}, {why}" for name, why in sorted(self._odd.items()))
-        text = f"not counted: {left}" if left else self._unclear
-        return f" ({brief(text, _LONGEST_WHY)})" if text else ""
+        return left_out("not counted", self._odd, self._unclear)
 
     def notices(self) -> list[str]:
         """What the report should say of how the run began: who was left out, who has labels that nobody else has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from flwr.serverapp import Grid
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
-from coterie.core.terminal import brief
 from coterie.core.wire import WireError
 from coterie.data.schema import SCHEMA_FILE
 from coterie.deploy.boundary import checked
@@ -32,11 +32,21 @@ from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
 from coterie.runs.rates import found_with
 from coterie.runs.result import Result
-from coterie.runs.spec import NoMajority, agree, alone, check_deployable, common_schema, model_of, odd_ones, tests_alike
+from coterie.runs.spec import (
+    NoMajority,
+    agree,
+    alone,
+    check_deployable,
+    common_schema,
+    left_out,
+    model_of,
+    odd_ones,
+    tests_alike,
+)
 from coterie.runs.view import View, Views
 
 DEPLOYMENT = "deployment.json"
-_LONGEST_WHY, _MOST_NOTICES = 400, 20
+_MOST_NOTICES = 20
 _GOING_SECONDS = 15.0
 
 
@@ -249,6 +259,7 @@ class _Fitting:
         self._config, self._transport, self._view = config, transport, view
         self._unclear = ""
         self._odd: dict[ClientId, str] = {}
+        self._times = Counter[ClientId]()
 
     def __call__(self, there: Hellos) -> dict[ClientId, Hello]:
         """All but the odd ones; none as long as it is not clear which they are."""
@@ -262,13 +273,19 @@ class _Fitting:
             return {}
         self._unclear = ""
         for client in sorted(odd.keys() - self._odd.keys()):
-            self._view.note(f"{client} is not admitted: {odd[client]}")
-            self._transport.tell(client, f"you are not admitted to this run ({client}: {odd[client]})")
+            why = odd[client]
+            self._say(client, f"is not admitted: {why}", f"you are not admitted to this run ({client}: {why})")
         for client in sorted((self._odd.keys() - odd.keys()) & there.keys()):  # those who came since are like it
-            self._view.note(f"{client} is admitted after all")
-            self._transport.tell(client, "you are admitted to this run after all")
+            self._say(client, "is admitted after all", "you are admitted to this run after all")
         self._odd = odd
         return {client: hello for client, hello in there.items() if client not in odd}
+
+    def _say(self, client: ClientId, here: str, there: str) -> None:
+        """A line here and one at the client, so often at most: one that comes and goes must not fill the log."""
+        self._times[client] += 1
+        if self._times[client] <= _MOST_NOTICES:
+            self._view.note(f"{client} {here}")
+            self._transport.tell(client, there)
 
     @property
     def odd(self) -> set[ClientId]:
@@ -277,9 +294,7 @@ class _Fitting:
 
     def others(self) -> str:
         """Who is there and does not fit, for the end of a wait."""
-        left = "; ".join(f"{client}, {why}" for client, why in sorted(self._odd.items()))
-        text = f"not admitted: {left}" if left else self._unclear
-        return f" ({brief(text, _LONGEST_WHY)})" if text else ""
+        return left_out("not admitted", self._odd, self._unclear)
 
     def notices(self, first: Hellos) -> list[str]:
         """What the run's report should say of how it began: who was left out, who has classes that nobody else has."""

@@ -18,7 +18,7 @@ from coterie.data.labels import are_whole
 from coterie.data.scenarios import SCENARIOS, Scenario, scaled
 from coterie.data.schema import Schema
 from coterie.deploy.boundary import check
-from coterie.deploy.fitting import are_words
+from coterie.deploy.fitting import are_words, other_columns
 from coterie.deploy.hello import ColumnTold, Hello, pooled, pooled_targets, told_column
 from coterie.deploy.protocol import RunSpec, settings_of
 from coterie.methods import Method
@@ -29,6 +29,7 @@ from coterie.runs.experiment import defaults_of
 from coterie.simulation.faults import Faults
 
 _CLASSES = "classification"
+_LONGEST_WHY = 400
 
 
 def check_deployable(config: RunConfig) -> Method:
@@ -73,9 +74,15 @@ def _other_form(hello: Hello, example: Hello) -> str:
     """In what a client's inputs are others than those of most."""
     if not hello.columns or not example.columns:
         return f"it has {hello.described}, the run is about {example.described}"
-    own, usual = ({(column.name, column.text) for column in one.columns} for one in (hello, example))
-    names = brief(", ".join(shown(name) for name in sorted({name for name, _ in own ^ usual})))
+    names = other_columns(hello.columns, example.columns)
     return f"the columns of its table are others than those of most clients: they differ in {names}"
+
+
+def left_out(how: str, odd: Mapping[ClientId, str], unclear: str) -> str:
+    """Who is there and does not fit, and why, in brackets: for the end of a wait."""
+    left = "; ".join(f"{client}, {why}" for client, why in sorted(odd.items()))
+    text = f"{how}: {left}" if left else unclear
+    return f" ({brief(text, _LONGEST_WHY)})" if text else ""
 
 
 def alone(config: RunConfig, fitting: Mapping[ClientId, Hello]) -> dict[ClientId, str]:

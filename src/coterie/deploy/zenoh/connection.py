@@ -228,7 +228,7 @@ class PeerConnection:
     ) -> set[ClientId]:
         """All peers that fit, oneself included, once there are so many of them; `odd` says who does not fit, and why.
 
-        Nobody is judged before there are so many at all: who comes later may be like those that look odd.
+        No peer is called odd before there are so many in all: later ones may be like it.
         """
         until = time.monotonic() + seconds
         while True:

@@ -256,8 +256,8 @@ def skewed(state: Groups, classes: int) -> set[ClientId]:
 def lacking(state: Groups, classes: int) -> set[ClientId]:
     """Clients that lack classes which their group has: what becomes of these under fine-tuning their data cannot say.
 
-    With a sample or none of a class, a client counts as lacking it. Nobody does where clients will only be asked for
-    the labels that they have.
+    With one sample of a class, or none, a client counts as lacking it. Where clients will only be asked for labels that
+    they have, no client lacks any.
     """
     if not classes or not state.all_labels:
         return set()
