@@ -65,6 +65,23 @@ def test_a_block_is_not_interrupted(listening: None) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_of_blocks_within_each_other_the_outermost_is_not_interrupted(listening: None) -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.uninterrupted():  # noqa: PT012
+        with interrupts.uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+
+
+def test_calls_after_a_request_to_end_are_made(listening: None) -> None:
+    """Those by which a process says goodbye: only what comes during a block is raised at its end."""
+    _drop(signal.SIGTERM)
+    with interrupts.uninterrupted():
+        pass
+
+
 def test_without_listening_the_block_holds_ctrl_c_back_too() -> None:
     assert _write(signal.SIGINT) == ["the rest", "then interrupted"]
 

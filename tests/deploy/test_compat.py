@@ -38,9 +38,9 @@ def missing() -> list[str]:
                 lines.append(f"{module}.{name} ({why}): {error}")
     if not lines:
         grid = HttpGrid("127.0.0.1:1", True, None, token="none")  # connects when it is first used
+        of = {"HttpGrid": grid, "ProtobufClient": grid._runtime_client, "TaskIdentity": type(TaskIdentity)}
         for holder, names, why in PRIVATE:
-            thing: object = grid if holder == "HttpGrid" else type(TaskIdentity)
-            lines += [f"{holder}.{name} ({why})" for name in names.split() if not hasattr(thing, name)]
+            lines += [f"{holder}.{name} ({why})" for name in names.split() if not hasattr(of[holder], name)]
     return lines
 
 

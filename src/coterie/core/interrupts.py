@@ -3,6 +3,10 @@
 A KeyboardInterrupt is raised wherever the main thread happens to be, and code written in another language may drop it:
 zenoh sometimes does, when it comes while a payload is converted. So the request is also remembered, and raised again at
 the next pause or at the end of the round.
+
+Code of others that was interrupted may never let its locks go: httpcore does not where the request comes between taking
+a lock and entering the block that releases it, and the next call on that connection waits for ever. So a call that must
+not be cut in two is made `uninterrupted`.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _pressed: set[int] = set()
 _heard: set[int] = set()
+_uninterrupted = False
 
 
 def listen() -> None:
@@ -51,9 +56,10 @@ def pause(seconds: float) -> None:
 
 
 @contextmanager
-def defer_interrupts() -> Iterator[None]:
-    """Delay a request to end until the end of the block, so that a round is written down whole."""
-    if threading.current_thread() is not threading.main_thread():
+def uninterrupted() -> Iterator[None]:
+    """Delay a request to end until the end of the block, or of the outermost of blocks within each other."""
+    global _uninterrupted
+    if _uninterrupted or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -61,12 +67,22 @@ def defer_interrupts() -> Iterator[None]:
     for number, handler in before.items():
         if callable(handler):
             signal.signal(number, lambda number, _: held.append(number))
+    _uninterrupted = True
     try:
         yield
     finally:
+        _uninterrupted = False
         for number, handler in before.items():
             signal.signal(number, handler)
     if held:
         _heard.update(held)
         raise KeyboardInterrupt
-    raise_if_interrupted()
+
+
+@contextmanager
+def defer_interrupts() -> Iterator[None]:
+    """Delay a request to end until a round is written down whole; raise one that was lost, too."""
+    with uninterrupted():
+        yield
+    if threading.current_thread() is threading.main_thread():
+        raise_if_interrupted()

@@ -22,6 +22,7 @@ from coterie.core.interrupts import pause
 from coterie.core.notes import Note, silent
 from coterie.core.wire import WireError
 from coterie.deploy.boundary import reason_of
+from coterie.deploy.flower.calls import WholeCalls
 from coterie.deploy.flower.compat import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -110,6 +111,7 @@ class Session:
             interceptors=[
                 RuntimeVersionHttpInterceptor(component_name="SuperNode"),
                 NodeAuthHttpInterceptor(self._private, public),
+                WholeCalls(),
             ],
         )
         self._stop = threading.Event()

@@ -165,7 +165,7 @@ INTERNALS = tuple(
         (
             "flwr.supercore.protobuf.client",
             "ProtobufClient",
-            "the type of all connections, whose headers carry the operator's token",
+            "the type of all connections",
         ),
         ("flwr.supercore.runtime", "RuntimeHttpClient", "the connection by which the server's part of a run is taken"),
         ("flwr.supercore.task_identity", "TaskIdentity", "messages are made in the name of the run's task"),
@@ -181,6 +181,7 @@ INTERNALS = tuple(
     )
 )
 PRIVATE = (
+    Internal("ProtobufClient", "_client _interceptors", "headers carry the operator's token; calls are not cut in two"),
     Internal("HttpGrid", "_runtime_client _retry_invoker node", "replies are fetched in a loop of our own"),
     Internal("TaskIdentity", "task_id run_id node_id", "this process takes the place of a run's task"),
 )

@@ -19,10 +19,11 @@ import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from coterie.core.errors import CoterieError, Unfinished
-from coterie.core.interrupts import pause
+from coterie.core.interrupts import pause, uninterrupted
 from coterie.core.samples import ClientId
 from coterie.deploy.certificates import gateways_in
 from coterie.deploy.flower import link as flower_link
+from coterie.deploy.flower.calls import WholeCalls
 from coterie.deploy.flower.compat import (
     AcquireTaskRequest,
     ControlHttpClient,
@@ -105,8 +106,9 @@ class SuperLink:
         self.address, self.ca, self._process, self._log, self._token = address, ca, process, log, token
 
     def _as_operator(self, client: C) -> C:
-        """Have a client show the token of the run (see `flower_link`) with every call."""
+        """Have a client show the token of the run (see `flower_link`) with every call, none of which is cut in two."""
         client._client.headers.update(self.shown)
+        client._interceptors += (WholeCalls(),)
         return client
 
     @property
@@ -251,7 +253,8 @@ def _await(link: SuperLink, process: subprocess.Popen[bytes], log: Path, port: i
                 raise CoterieError(f"The SuperLink did not start at port {port}; it said: {_last_line(log)}")
             try:
                 # with the token: another SuperLink at that address does not know it
-                health = client.get(f"{scheme}://{link.address}/health", headers=link.shown, timeout=1.0)
+                with uninterrupted():
+                    health = client.get(f"{scheme}://{link.address}/health", headers=link.shown, timeout=1.0)
                 if health.status_code < 400 and process.poll() is None:
                     return
             except httpx.HTTPError:
