@@ -46,6 +46,10 @@ def test_text_and_values_are_read_alike() -> None:
     }  # fmt: skip
     assert from_settings(Example, text, "example") == expected
     assert from_settings(Example, values, "example") == expected
+    as_in_toml = text | {"pairs": "[[5, 4], [9, 2]]", "several": "[1, 2]"}
+    assert from_settings(Example, as_in_toml, "example") == expected
+    assert from_settings(Example, {"either": '["a, b", "c"]'}, "example").either == ("a, b", "c")
+    assert from_settings(Example, {"either": "[a,c]"}, "example").either == ("[a", "c]")  # no list of TOML
     assert from_settings(Example, {"maybe": "none", "number": 2, "whole": 3.0}, "example") == Example(3, 2.0)
 
 

@@ -87,8 +87,11 @@ def coerce(kind: Any, value: Any, key: str) -> Any:
 
 
 def _sequence(arguments: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:
-    """A list: [1, 2] in TOML, 1,2 on the command line; pairs are [[5, 4]] in TOML and 5:4 on the command line."""
+    """A list: [1, 2] in TOML, on the command line also 1,2; pairs are [[5, 4]], on the command line also 5:4."""
     repeated = len(arguments) == 2 and arguments[1] is Ellipsis
+    if isinstance(value, str) and value.startswith("["):
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"list = {value}")["list"]
     if isinstance(value, str):
         value = [part.strip() for part in value.split("," if repeated else ":") if part.strip()]
     elif not isinstance(value, (list, tuple)):

@@ -41,6 +41,7 @@ Method = ServerMethod[Any] | PeerMethod[Any]
 METHODS: dict[str, type[Method]] = {
     kind.name: kind
     for kind in (
+        Auto,
         Local,
         FedAvg,
         FedProx,
@@ -60,7 +61,6 @@ METHODS: dict[str, type[Method]] = {
         APFL,
         FedBN,
         PFedMe,
-        Auto,
         Oracle,
         Gossip,
         PENS,
