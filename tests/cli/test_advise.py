@@ -37,6 +37,8 @@ def test_groups_are_found_named_and_judged(coterie: Command, tmp_path: Path) -> 
     page = (tmp_path / "advice" / "advice.html").read_text()
     assert "There are 4 groups" in page
     assert "coterie run auto" in page
+    assert "docs/which-method.md" in page
+    assert "docs/which-method.md" in done.out
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 from experiments.conditions import CONDITIONS, KINDS, Condition
+from experiments.figures_methods import from_stored, page
 from experiments.figures_stress import records, run_cell, run_missing, summarised, tables
 from experiments.heat_map import heat_map
 
@@ -67,3 +68,20 @@ def test_the_picture_is_whole() -> None:
     assert {"60.0", "0.25", "0.0", "home ground", "local"} <= set(texts)
     boxes = list(picture.iter("{http://www.w3.org/2000/svg}rect"))
     assert len(boxes) == 1 + 2 * len(CONDITIONS)
+
+
+def test_the_page_of_the_methods_says_what_is_stored() -> None:
+    """Made again by `python -m experiments methods-page`, and copied to docs."""
+    docs = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
+    assert docs.read_text() == from_stored()
+
+
+def test_a_method_is_praised_and_blamed_by_its_cells() -> None:
+    """Oracle 90 %: the method has 89.5 (within a point), 83 (7 behind) and sends twice what FedAvg does."""
+    runs = [(CONDITIONS[0].name, "ifca", 0.895), (CONDITIONS[1].name, "ifca", 0.83)]
+    runs += [(condition.name, "oracle", 0.9) for condition in CONDITIONS[:2]]
+    found = [{**record(m, 0, a), "condition": c, "bytes_up": 700} for c, m, a in runs] + [record("fedavg", 0, 0.5)]
+    text = page({"digits": summarised(found, "digits")}).split("(`ifca`)")[1].split("## ")[0]
+    assert "within a point of Oracle in 1 of 2 conditions (home ground)" in text
+    assert f"More than 5 behind in 1: {CONDITIONS[1].label} 7." in text
+    assert "2.00 times FedAvg's bytes" in text

@@ -51,6 +51,13 @@ def test_every_method_has_a_title_of_its_own() -> None:
     assert {name: method_title(name) for name in METHODS} == dict(zip(METHODS, titles, strict=True))
 
 
+def test_every_method_says_when_to_use_it_and_when_not() -> None:
+    """Each in words of its own; a method that derives from another must not inherit that one's."""
+    for words in ([kind.use_when for kind in METHODS.values()], [kind.avoid_when for kind in METHODS.values()]):
+        assert all(words)
+    assert len({(kind.use_when, kind.avoid_when) for kind in METHODS.values()}) == len(METHODS)
+
+
 def test_an_own_method_has_its_title_in_reports(tmp_path: Path) -> None:
     """Not the title of the method that it derives from, where it says none."""
     (tmp_path / "mine.py").write_text(OWN)

@@ -52,9 +52,11 @@ def methods() -> Table:
 
 
 def settings(method: str) -> Table:
-    """Every setting of a method."""
+    """Every setting of a method, and when to use it."""
     kind = METHODS[method]
     table = _table(f"{method}: {kind.summary}", "setting", "default", "meaning")
+    table.caption = f"Use it when {kind.use_when}. Not when {kind.avoid_when}."
+    table.caption_justify = "left"
     _add_fields(table, kind)
     for name, chosen in kind.presets.items():
         table.add_row(f"preset={name}", "", _assigned(chosen))

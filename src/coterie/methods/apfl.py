@@ -41,6 +41,8 @@ class APFL(PersonalMethod):
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al. 2020, Adaptive personalized federated learning"
     summary: ClassVar[str] = "every client mixes a model of its own with the common one, in a share that it learns"
+    use_when: ClassVar[str] = "some clients need a model of their own, others the common one"
+    avoid_when: ClassVar[str] = "samples are few: its two models train slowly, on torch alone"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -55,6 +55,8 @@ class CFL(ModelPerCluster[Branches]):
     title: ClassVar[str] = "CFL"
     paper: ClassVar[str] = "Sattler et al. 2020, Clustered federated learning: model-agnostic distributed multi-task"
     summary: ClassVar[str] = "one model that splits in two wherever its clients' updates disagree"
+    use_when: ClassVar[str] = "K is not known, groups are few and large, and everybody takes part"
+    avoid_when: ClassVar[str] = "samples are few, labels skewed, or groups many: 10 to 22 points behind"
     state_type: ClassVar[type[Branches]] = Branches
 
     def __post_init__(self) -> None:

@@ -30,6 +30,8 @@ class Ditto(PersonalMethod):
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al. 2021, Ditto: fair and robust federated learning through personalization"
     summary: ClassVar[str] = "FedAvg, and a model of its own for every client that is held near the common one"
+    use_when: ClassVar[str] = "every client is a little different and is asked what it was trained on"
+    avoid_when: ClassVar[str] = "there are clear groups, or clients are asked for labels that they lack"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,6 +27,8 @@ class FedBN(KeepsPart):
     title: ClassVar[str] = "FedBN"
     paper: ClassVar[str] = "Li et al. 2021, FedBN: federated learning on non-iid features via local batch normalization"
     summary: ClassVar[str] = "FedAvg for all layers but BatchNorm, which every client keeps for itself"
+    use_when: ClassVar[str] = "the network has BatchNorm and clients differ in the scale of their inputs"
+    avoid_when: ClassVar[str] = "the network has no BatchNorm: then it is FedAvg"
 
     def init(self, fed: Federation) -> Global:
         """The common initial model."""

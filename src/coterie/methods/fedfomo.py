@@ -71,6 +71,8 @@ class FedFomo(OwnModelMethod[Exchange]):
     title: ClassVar[str] = "FedFomo"
     paper: ClassVar[str] = "Zhang et al. 2021, Personalized federated learning with first order model optimization"
     summary: ClassVar[str] = "every client mixes its own model from others that lower its validation loss"
+    use_when: ClassVar[str] = "every client has hundreds of samples and a validation part"
+    avoid_when: ClassVar[str] = "samples are few or labels skewed; it sends three times FedAvg's bytes"
     needs_validation: ClassVar[bool] = True
     state_type: ClassVar[type[Exchange]] = Exchange
 

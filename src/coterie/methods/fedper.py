@@ -25,6 +25,8 @@ class FedPer(KeepsPart):
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al. 2019, Federated learning with personalization layers"
     summary: ClassVar[str] = "FedAvg for all layers but the last, which every client keeps for itself"
+    use_when: ClassVar[str] = "clients agree about features and differ in their labels; fewer bytes"
+    avoid_when: ClassVar[str] = "clients are asked for labels that they lack, or differ in their inputs"
 
     def init(self, fed: Federation) -> Global:
         """The common initial model; a network without a base is refused."""

@@ -23,6 +23,8 @@ class FedProx(FedAvg):
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al. 2020, Federated optimization in heterogeneous networks"
     summary: ClassVar[str] = "FedAvg with a proximal term that holds clients near the common model"
+    use_when: ClassVar[str] = "there are no groups, and local training goes far from the common model"
+    avoid_when: ClassVar[str] = "groups differ: it loses what FedAvg loses"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,6 +32,8 @@ class FedRep(FedPer):
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al. 2021, Exploiting shared representations for personalized federated learning"
     summary: ClassVar[str] = "clients fit their own last layers to common ones, then train the common ones"
+    use_when: ClassVar[str] = "as fedper, where the last layers are to be fitted before the common ones"
+    avoid_when: ClassVar[str] = "clients are asked for labels that they lack, or differ in their inputs"
 
     def __post_init__(self) -> None:
         super().__post_init__()

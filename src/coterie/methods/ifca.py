@@ -54,6 +54,8 @@ class IFCA(ServesClusters[Clusters], Counted[Clusters]):
     title: ClassVar[str] = "IFCA"
     paper: ClassVar[str] = "Ghosh et al. 2020, An efficient framework for clustered federated learning"
     summary: ClassVar[str] = "every client picks the best of K models and trains it"
+    use_when: ClassVar[str] = "K is known, labels are alike, and groups differ clearly; it follows drift"
+    avoid_when: ClassVar[str] = "labels are skewed (9 to 40 points) or samples few; each client loads K models"
     state_type: ClassVar[type[Clusters]] = Clusters
 
     def __post_init__(self) -> None:

@@ -73,6 +73,8 @@ class LADD(AverageInClusters[Styled]):
     title: ClassVar[str] = "LADD"
     paper: ClassVar[str] = "Shenaj et al. 2023, Learning across domains and devices"
     summary: ClassVar[str] = "one-shot clusters by image style (FFT amplitudes) and k-means"
+    use_when: ClassVar[str] = "groups differ in colour, contrast or style of their images; it clusters once"
+    avoid_when: ClassVar[str] = "groups are rotations, drift, or differ in what amplitudes do not show"
     state_type: ClassVar[type[Styled]] = Styled
 
     def __post_init__(self) -> None:

@@ -37,6 +37,8 @@ class Local(OwnModelMethod[Apart]):
     title: ClassVar[str] = "Local training"
     paper: ClassVar[str] = "baseline"
     summary: ClassVar[str] = "every client alone, without communication"
+    use_when: ClassVar[str] = "clients have hundreds of samples each, or must not communicate"
+    avoid_when: ClassVar[str] = "samples are few or labels skewed: 16 to 70 points behind the true groups"
     state_type: ClassVar[type[Apart]] = Apart
 
     def init(self, fed: Federation) -> Apart:

@@ -57,6 +57,9 @@ class LocalTraining:
     """The name as the paper spells it, for people; a class that says none is called by its name."""
     paper: ClassVar[str]
     summary: ClassVar[str]
+    use_when: ClassVar[str] = ""
+    avoid_when: ClassVar[str] = ""
+    """Where it was measured to serve well and badly (docs/methods.md), as the ends of sentences."""
     needs_validation: ClassVar[bool] = False
     """Whether it chooses by a validation part of the clients' data (scenario.validation)."""
     scenario_training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

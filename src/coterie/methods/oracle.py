@@ -21,6 +21,8 @@ class Oracle(ClusterMethod):
     title: ClassVar[str] = "Oracle"
     paper: ClassVar[str] = "baseline"
     summary: ClassVar[str] = "FedAvg inside the true groups (the ceiling; needs a scenario with known groups)"
+    use_when: ClassVar[str] = "the true groups are known: the ceiling in a comparison"
+    avoid_when: ClassVar[str] = "groups are not known, as in practice"
 
     @property
     def needs_groups(self) -> bool:

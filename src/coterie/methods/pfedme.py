@@ -38,6 +38,8 @@ class PFedMe(PersonalMethod):
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh et al. 2020, Personalized federated learning with Moreau envelopes"
     summary: ClassVar[str] = "personal models held near the common one, which moves towards them"
+    use_when: ClassVar[str] = "personal models are to stay near a common one, and rounds are many"
+    avoid_when: ClassVar[str] = "rounds or samples are few: 6 to 30 points behind"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,6 +60,8 @@ class Scaffold(ServerMethod[Controlled]):
     title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al. 2020, SCAFFOLD: stochastic controlled averaging"
     summary: ClassVar[str] = "FedAvg with control variates that cancel the drift of the clients"
+    use_when: ClassVar[str] = "there are no groups and most clients take part; it sends twice FedAvg's bytes"
+    avoid_when: ClassVar[str] = "groups differ, or labels are skewed and samples few: 18 to 33 points behind"
     scenario_training: ClassVar[Mapping[str, Mapping[str, Any]]] = {"rotated-digits": {"lr": 0.5}}
     state_type: ClassVar[type[Controlled]] = Controlled
 

@@ -50,6 +50,8 @@ class Auto(ServesClusters[Groups]):
     title: ClassVar[str] = "auto (ours)"
     paper: ClassVar[str] = "ours: how classes pull on the first model tells groups; unclear ones are judged by loss"
     summary: ClassVar[str] = "finds groups while it trains, at nearly FedAvg's bytes; nothing to set"
+    use_when: ClassVar[str] = "nothing is known of the groups: skew, drift, few clients a round, newcomers"
+    avoid_when: ClassVar[str] = "there is no server, or clients mix data of several groups (fedcg gains more)"
     state_type: ClassVar[type[Groups]] = Groups
 
     def init(self, fed: Federation) -> Groups:

@@ -52,6 +52,8 @@ class Embedding(Settings):
     title: ClassVar[str] = "Embedding clustering"
     paper: ClassVar[str] = "Prigent et al. 2024, FL clustering with local data compression"
     summary: ClassVar[str] = "one-shot clusters from compressed, quantised data, found by a Ward tree"
+    use_when: ClassVar[str] = "clusters are wanted before training, from a few randomised bits a client"
+    avoid_when: ClassVar[str] = "groups drift, swap labels or are many, or labels are strongly skewed"
     state_type: ClassVar[type[Groups]] = Groups
 
     # --- before the first round ---------------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ class FedCG(Settings):
     title: ClassVar[str] = "FedCG"
     paper: ClassVar[str] = "Caldarola et al. 2021, Cluster-driven graph federated learning over multiple domains"
     summary: ClassVar[str] = "one network with residual layers for every domain that is found in the data"
+    use_when: ClassVar[str] = "inputs come from several domains, also within one client"
+    avoid_when: ClassVar[str] = "the same input has other labels, and the number of domains is given"
     state_type: ClassVar[type[Domains]] = Domains
 
     def task(self, task: Task) -> Task:

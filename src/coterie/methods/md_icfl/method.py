@@ -46,6 +46,8 @@ class MDICFL(Settings):
     title: ClassVar[str] = "MD-ICFL"
     paper: ClassVar[str] = "Zhang et al. 2024, Communication-efficient clustered federated learning via model distance"
     summary: ClassVar[str] = "the server clusters clients by model distance; each downloads one model only"
+    use_when: ClassVar[str] = "K is known or auto; few clients a round, drift, mild skew; FedAvg's bytes"
+    avoid_when: ClassVar[str] = "labels are strongly skewed (alpha = 0.5: 37 points behind)"
     state_type: ClassVar[type[Distanced]] = Distanced
 
     def init(self, fed: Federation) -> Distanced:

@@ -32,6 +32,8 @@ class Gossip(PeerMethod[Partners]):
     title: ClassVar[str] = "Gossip"
     paper: ClassVar[str] = "baseline"
     summary: ClassVar[str] = "peers average with k random, fixed or (oracle) like-minded others"
+    use_when: ClassVar[str] = "there is no server and there are no groups"
+    avoid_when: ClassVar[str] = "groups differ (8 to 58 points behind) or many peers are asleep"
     node_type: ClassVar[type[Partners]] = Partners
     finds_groups: ClassVar[bool] = False
 
