@@ -127,7 +127,8 @@ def _torch_sgd(
     size = opt.batch_of(len(samples))
     smallest = _smallest_batch(module, opt)
     order = sample_order(c, index, opt.epochs, purpose).view(opt.epochs, -1)
-    total, seen = 0.0, 0
+    losses: list[Tensor] = []  # read at the end: on an accelerator every look would wait for it
+    numbers: list[int] = []
     with torch.random.fork_rng(devices=[]):
         # not torch.manual_seed: that also queues a call, with a stack trace, for every kind of GPU that is not there
         seed(task.device, _layers_key(c, index, purpose))
@@ -138,7 +139,8 @@ def _torch_sgd(
                     continue
                 inputs = task.inputs(batch.x)
                 loss = task.loss_of(task.outputs(module, batch, inputs), task.targets(batch, inputs))
-                total, seen = total + number * loss.item(), seen + number
+                losses.append(loss.detach())
+                numbers.append(number)
                 if not trained:
                     continue  # a part without weights has statistics, which the forward pass has renewed
                 gradients = user_code.gradients(loss, trained, inputs)
@@ -146,7 +148,8 @@ def _torch_sgd(
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             state[name].copy_(tensor)
-    return total / seen if seen else None
+    values = torch.stack(losses).tolist() if losses else []
+    return sum(n * value for n, value in zip(numbers, values, strict=True)) / sum(numbers) if numbers else None
 
 
 def _corrected(
