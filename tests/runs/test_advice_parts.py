@@ -10,7 +10,8 @@ from coterie.data import build
 from coterie.methods.given_groups import GivenGroups
 from coterie.models import build_model
 from coterie.report.advice import print_advice
-from coterie.runs.advice.advise import _length, advise
+from coterie.runs.advice.advise import _length, _recommended, advise
+from coterie.runs.advice.answer import Choice
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import paired_gain
@@ -131,3 +132,44 @@ def test_who_will_be_asked_for_labels_it_lacks_is_not_told_to_adapt(capsys: pyte
     assert asked_for_more(held)
     own = coterie.from_arrays({c: (d.train.x, d.train.y) for c in skewed.ids if len((d := skewed.client(c)).train)})
     assert not asked_for_more(own)
+
+
+def _chosen(in_groups: bool, lower: bool = False, **scores: list[float]) -> str:
+    """What is recommended where these are the clients' scores with local training, FedAvg (tuned) and auto."""
+    names = {"local": "local training", "fedavg": "FedAvg", "tuned": "FedAvg, fine-tuned", "auto": "auto"}
+    nothing = paired_gain({}, {})
+    choices = [
+        Choice(
+            names[key],
+            key,
+            {},
+            float(np.mean(found)),
+            nothing,
+            nothing,
+            0,
+            0.0,
+            {f"c{i}": x for i, x in enumerate(found)},
+        )
+        for key, found in scores.items()
+    ]
+    return _recommended(choices, tuple(names.values()), in_groups=in_groups, lower=lower).name
+
+
+def test_where_there_are_groups_it_is_auto_unless_the_trial_is_sure_of_something_else() -> None:
+    """Clients' differences by hand: +3 or -2 points by turns are no sure lead; +2 points each are one."""
+    auto = [0.80] * 10
+    waver, lead = [0.83, 0.78] * 5, [0.82] * 10
+    assert _chosen(True, local=waver, fedavg=[0.5] * 10, tuned=waver, auto=auto) == "auto"
+    assert _chosen(True, local=waver, fedavg=[0.5] * 10, tuned=lead, auto=auto) == "FedAvg, fine-tuned"
+    assert _chosen(True, local=auto, fedavg=[0.5] * 10, tuned=waver, auto=auto) == "local training"  # surely as good
+    assert _chosen(True, local=[0.79] * 10, fedavg=[0.5] * 10, tuned=waver, auto=auto) == "auto"  # surely worse
+
+
+def test_where_there_are_none_it_is_fedavg_unless_the_trial_is_sure_of_something_else() -> None:
+    together, waver = [0.80] * 10, [0.83, 0.78] * 5
+    assert _chosen(False, local=waver, fedavg=together, tuned=waver, auto=waver) == "FedAvg"
+    assert _chosen(False, local=[0.9] * 10, fedavg=together, tuned=[0.92] * 10, auto=waver) == "FedAvg, fine-tuned"
+    # of errors the lower is better: half a percent of 0.80 is nothing
+    others = {"fedavg": together, "auto": waver}
+    assert _chosen(False, lower=True, local=[0.9] * 10, tuned=[0.7] * 10, **others) == "FedAvg, fine-tuned"
+    assert _chosen(False, lower=True, local=[0.803] * 10, tuned=waver, **others) == "local training"

@@ -17,7 +17,6 @@ from coterie.core.notes import Note, silent
 from coterie.core.samples import Population
 from coterie.core.targets import TaskName
 from coterie.core.terminal import harmless
-from coterie.methods import method_named
 from coterie.report.fitted import FILE_WIDTH, fitted_table
 from coterie.report.formatting import duration, human_bytes, plural
 from coterie.report.page import Page, card, painted, paragraphs, table
@@ -28,6 +27,7 @@ from coterie.runs.options import RunOptions
 
 ADVICE_FILE, PAGE_FILE = "advice.json", "advice.html"
 _MOST_NAMED = 12
+_MORE = "Which method suits which situation: docs/which-method.md; of one of them: coterie list METHOD."
 
 
 def advise(
@@ -90,7 +90,7 @@ def print_advice(advice: Advice, *, console: Console | None = None) -> None:
     wide.print(fitted_table(wide, "", columns, styles, ("time", "sent", "over local")))
     say(_reason(advice))
     say(f"Run: {advice.command}", "bold")
-    say(_more(advice))
+    say(_MORE)
 
 
 def _page(advice: Advice) -> Page:
@@ -110,7 +110,7 @@ def _page(advice: Advice) -> Page:
             ("over local", _gain(advice, best.over_local.mean), _interval(advice, best.over_local)),
         ]
     )
-    words = [advice.verdict, advice.apart, *advice.remarks, _reason(advice), f"Run: `{advice.command}`", _more(advice)]
+    words = [advice.verdict, advice.apart, *advice.remarks, _reason(advice), f"Run: `{advice.command}`", _MORE]
     page.section("In plain words", [card("What to do", paragraphs([text for text in words if text]), wide=True)])
     head = ["choice", advice.metric, "over local (95 %)", "over FedAvg (95 %)", "sent", "time"]
     rows = [
@@ -150,7 +150,7 @@ def _reason(advice: Advice) -> str:
     gain = best.over_fedavg if best.name != "FedAvg" else best.over_local
     other = "FedAvg" if best.name != "FedAvg" else "local training"
     if best.name == "local training":
-        return "Local training is enough: no way of training together was better by more than half a point."
+        return "Local training is enough: it is sure that training together gains no more than half a point."
     if gain.high < 0:  # what would be better on the clients' own labels was not to be recommended
         ahead = amount_of(Interval(-gain.mean, -gain.high, -gain.low), advice.metric)
         return f"Recommended: {best.name}, which learns all labels. On those that clients have, {other} has {ahead}."
@@ -158,15 +158,6 @@ def _reason(advice: Advice) -> str:
     return (
         f"Recommended: {best.name}. Against {other} clients gain {amount_of(gain, advice.metric)}{sure}. "
         "Longer runs may widen or close such gaps."
-    )
-
-
-def _more(advice: Advice) -> str:
-    """What the method is for, and where to read which one suits which situation."""
-    best = method_named(advice.recommended.method)
-    return (
-        f"{best.title} is for when {best.use_when}; not for when {best.avoid_when}. "
-        "Which method suits which situation: docs/which-method.md."
     )
 
 

@@ -24,7 +24,7 @@ class Choice:
     over_fedavg: Interval
     bytes: int
     seconds: float
-    per_client: Mapping[str, float | None] = field(default_factory=dict)
+    per_client: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
