@@ -13,6 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 from coterie.runs.advice import advise
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import builder_of, defaults_of, population_of
+from experiments.figures_methods import STORED
 from experiments.figures_stress import records
 from experiments.registry import experiment
 from experiments.tables import Note, markdown
@@ -33,6 +34,26 @@ _CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+_CONDITIONS = {
+    "rotated digits": ("digits", "home"),
+    "swapped digits": ("digits", "swap"),
+    "two groups": ("digits", "two-groups"),
+    "eight groups": ("digits", "eight"),
+    "one group": ("digits", "one"),
+    "one group, alpha = 0.5": ("digits", "one-skewed"),
+    "rotated Fashion-MNIST": ("fashion", "home"),
+    "rotated MNIST": ("mnist", "home"),
+}
+"""Where the stress matrix has runs in full of the same clients."""
+_IN_FULL = {
+    "auto": ("auto", "accuracy"),
+    "FedAvg": ("fedavg", "accuracy"),
+    "FedAvg, fine-tuned": ("fedavg", "finetuned_accuracy"),
+    "local training": ("local", "accuracy"),
+}
+_NOT_CHOSEN = ("oracle",)  # it is told the groups
+
+
 @experiment("advise", "what advise says where the answer is known", minutes=60, seeds=range(5))
 def advice(out: Path, seeds: Sequence[int], note: Note) -> str:
     """Every case and seed once; a run that is cut short goes on."""
@@ -45,7 +66,8 @@ def advice(out: Path, seeds: Sequence[int], note: Note) -> str:
                 with file.open("a") as lines:
                     lines.write(json.dumps(found) + "\n")
                 note(f"{case}, seed {seed}: {found['groups']} groups of {found['truth']}, {found['recommended']}")
-    text = _table(records(file))
+    full = [record for stored in sorted(STORED.glob("stress-*-after.jsonl")) for record in records(stored)]
+    text = f"{_table(records(file))}\n{behind(records(file), full)}"
     (out / "table.md").write_text(text)
     return text
 
@@ -86,3 +108,25 @@ def _table(found: Sequence[dict[str, Any]]) -> str:
             seconds = max(record["seconds"] for record in own)
             rows.append([case, f"{right} of {len(own)}", f"{ari:.2f}", said, f"{seconds:.0f}"])
     return markdown(["data", "groups right", "least ARI", "recommended", "most seconds"], rows)
+
+
+def behind(found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]]) -> str:
+    """Points that the recommended choice, run in full, is behind the best of all methods, as they are or fine-tuned."""
+    by: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+    for run in full:
+        if "accuracy" in run and run["method"] not in _NOT_CHOSEN:
+            by.setdefault((run["data"], run["condition"], run["seed"]), {})[run["method"]] = run
+    rows = []
+    for case, (data, condition) in _CONDITIONS.items():
+        said = []
+        for record in sorted((each for each in found if each["case"] == case), key=lambda each: int(each["seed"])):
+            runs = by.get((data, condition, record["seed"]), {})
+            method, kept = _IN_FULL[record["recommended"]]
+            if len(runs) > 1 and method in runs:
+                scores = {name: run["accuracy"] for name, run in runs.items()}
+                scores |= {f"{name}, fine-tuned": run.get("finetuned_accuracy") or 0.0 for name, run in runs.items()}
+                best = max(scores, key=scores.__getitem__)
+                said.append(f"{100 * (scores[best] - runs[method][kept]):.1f} ({best}, {len(runs)} methods)")
+        if said:
+            rows.append([case, ", ".join(said)])
+    return markdown(["data", "points behind the best in full, by seed"], rows)
