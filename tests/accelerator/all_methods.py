@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from coterie import METHODS, run
-from coterie.core import devices
+from coterie.core import devices, side_by_side
 from coterie.core.aggregate import RULES, Rule, combined
+from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.optimiser import Optimiser
 from coterie.core.states import cosine, spread
@@ -61,6 +63,30 @@ def test_accelerator_gives_the_results_of_the_cpu(name: str, digits: OwnPopulati
     assert result.models.keys() == expected.models.keys()
     for which, model in result.models.items():
         assert all(tensor.device.type == "cpu" for tensor in model.values()), "results are back"
+        assert largest_gap(model, expected.models[which]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "ifca", "auto", "panm"])
+def test_accelerator_trains_several_clients_at_once(
+    name: str, digits: OwnPopulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the trial says that it pays, which here it is made to say."""
+    together: list[int] = []
+    trained = side_by_side.trained
+
+    def counted(c: Cohort, *rest: Any) -> Any:
+        together.append(len(c))
+        return trained(c, *rest)
+
+    monkeypatch.setattr(side_by_side, "pays", lambda *_: True)
+    monkeypatch.setattr(side_by_side, "trained", counted)
+    some = only(digits, digits.ids[:6])
+    method = made(name, epochs=1, finetune_epochs=0)
+    expected = run(method, some, small_net, rounds=2, engine=CPU)
+    result = run(method, some, small_net, rounds=2, engine=THERE)
+    assert max(together) > 1
+    assert result.clusters == expected.clusters
+    for which, model in result.models.items():
         assert largest_gap(model, expected.models[which]) < 1e-5
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.core import user_code
+from coterie.core import side_by_side, user_code
 from coterie.core.cohort import Cohort
 from coterie.core.compiled import Refusal
 from coterie.core.devices import seed
 from coterie.core.optimiser import Optimiser, Updates
 from coterie.core.rng import key64
+from coterie.core.side_by_side import Extra
 from coterie.core.states import Stack, State, clone, row
 
 MAIN = "batches"
@@ -59,24 +60,38 @@ def local_sgd(
             correction=correction,
         )
     else:
-        trained, losses = clone(start), {}
-        for index in range(len(c)):
-            loss = _torch_sgd(
-                c,
-                index,
-                row(trained, index),
-                opt,
-                row(prox, index) if prox is not None and mu else None,
-                mu,
-                row(correction, index) if correction is not None else None,
-                only,
-                purpose,
-            )
-            if loss is not None:
-                losses[index] = loss
+        trained, losses = _by_torch(c, start, opt, Extra(prox, mu, correction), only, purpose)
     if purpose == MAIN:
         c.losses.update({c.ids[index]: loss for index, loss in losses.items()})
     return trained
+
+
+def _by_torch(
+    c: Cohort, start: Stack, opt: Optimiser, extra: Extra, only: Collection[str] | None, purpose: str
+) -> tuple[Stack, dict[int, float]]:
+    """Client after client, or on an accelerator all at once where that is faster."""
+    if side_by_side.takes(c, opt, only):
+
+        def order(some: Cohort, index: int, epochs: int) -> Tensor:
+            return sample_order(some, index, epochs, purpose)
+
+        def plain(some: Cohort, short: Optimiser) -> object:
+            return _one_by_one(some, start, short, Extra(), None, purpose)
+
+        if side_by_side.pays(c, start, opt, plain, order):
+            return side_by_side.trained(c, start, opt, extra, order)
+    return _one_by_one(c, start, opt, extra, only, purpose)
+
+
+def _one_by_one(
+    c: Cohort, start: Stack, opt: Optimiser, extra: Extra, only: Collection[str] | None, purpose: str
+) -> tuple[Stack, dict[int, float]]:
+    trained, losses = clone(start), {}
+    for index in range(len(c)):
+        loss = _torch_sgd(c, index, row(trained, index), opt, extra.of(index), only, purpose)
+        if loss is not None:
+            losses[index] = loss
+    return trained, losses
 
 
 def steps(c: Cohort, opt: Optimiser) -> Tensor:
@@ -107,9 +122,7 @@ def _torch_sgd(
     index: int,
     state: State,
     opt: Optimiser,
-    prox: State | None,
-    mu: float,
-    correction: State | None,
+    extra: Extra,
     only: Collection[str] | None,
     purpose: str,
 ) -> float | None:
@@ -121,8 +134,7 @@ def _torch_sgd(
     chosen = module.named_parameters()
     named = {name: weight for name, weight in chosen if weight.requires_grad and (only is None or name in only)}
     trained = list(named.values())
-    anchors = [prox[name].to(task.device) for name in named] if prox is not None else None
-    pulls = [correction[name].to(task.device) for name in named] if correction is not None else None
+    anchors, pulls = (_on(task.device, part, named) for part in (extra.prox, extra.correction))
     updates = Updates(trained, opt.kind, opt.rate(c.round), opt.momentum, opt.weight_decay)
     size = opt.batch_of(len(samples))
     smallest = _smallest_batch(module, opt)
@@ -144,12 +156,16 @@ def _torch_sgd(
                 if not trained:
                     continue  # a part without weights has statistics, which the forward pass has renewed
                 gradients = user_code.gradients(loss, trained, inputs)
-                updates.step(_corrected(gradients, trained, pulls, anchors, mu))
+                updates.step(_corrected(gradients, trained, pulls, anchors, extra.mu))
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             state[name].copy_(tensor)
     values = torch.stack(losses).tolist() if losses else []
     return sum(n * value for n, value in zip(numbers, values, strict=True)) / sum(numbers) if numbers else None
+
+
+def _on(device: torch.device, state: State | None, names: Collection[str]) -> list[Tensor] | None:
+    return None if state is None else [state[name].to(device) for name in names]
 
 
 def _corrected(

@@ -39,6 +39,7 @@ from coterie.simulation.malloc import keep_freed_blocks
 
 R = TypeVar("R")
 _LANE_BYTES = 1 << 26
+_DEVICE_BYTES = 1 << 29  # of the models that one job on an accelerator trains
 _JOBS_PER_WORKER = 4
 Progress = Callable[[str, int, int], None]
 
@@ -227,12 +228,18 @@ class Simulator(Engine):
         return jobs
 
     def _lanes(self, clients: int, jobs_per_worker: int) -> int:
-        """Clients per job: small enough that workers finish together and that a job's models fit in the cache."""
+        """Clients per job: small enough that workers finish together and that a job's models fit in the cache.
+
+        An accelerator gets as many at once as it may train side by side.
+        """
+        most = _LANE_BYTES
+        if self.task.device.type != "cpu":
+            jobs_per_worker, most = 1, _DEVICE_BYTES
         pieces = self._crew.size * jobs_per_worker
         # rounded down where there are several jobs a worker: 10 clients in 5 jobs would keep one of two workers idle
         shared = clients // pieces if jobs_per_worker > 1 else -(-clients // pieces)
         bytes_each = sum(t.numel() * t.element_size() for t in self.task.template.values())
-        return max(1, min(shared, _LANE_BYTES // max(bytes_each, 1)))
+        return max(1, min(shared, most // max(bytes_each, 1)))
 
     def _remember(self, ids: Sequence[ClientId], kept: Sequence[Memory]) -> None:
         for client, own in zip(ids, kept, strict=True):
