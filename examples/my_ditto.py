@@ -1,10 +1,6 @@
-"""Ditto (Li et al. 2021, "Ditto: fair and robust federated learning through personalization"), Algorithm 1.
-
-coterie run examples/my_ditto.py:MyDitto --rounds 20
-"""
+"""Ditto (Li et al. 2021), Algorithm 1: `coterie run examples/my_ditto.py:MyDitto --rounds 20`."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from coterie import Cohort, FedAvg, Models, Trained, Use, local_sgd, on_client, spread, use
 
@@ -14,9 +10,9 @@ class MyDitto(FedAvg):
     """FedAvg; every client also trains a model of its own, v_k, held near the common one, w, and uses that."""
 
     lam: float = field(default=0.5, metadata={"help": "how strongly v_k is held near w (lambda)"})
-    name: ClassVar[str] = "my-ditto"
+    name = "my-ditto"
 
-    @on_client
+    @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:
         """One step of v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) for each batch, then FedAvg's own training."""
         w = spread(sent.models, len(c))

@@ -8,6 +8,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import coterie
+
 ROOT = Path(__file__).parent.parent
 BOUNDED = ("torch", "flwr", "eclipse-zenoh")
 """Packages of which we use more than what they promise to keep, or whose numbers we pin."""
@@ -23,6 +25,11 @@ def pinned() -> dict[str, Version]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {name: Version(version) for name, version in pairs}
+
+
+def test_there_is_one_version_number() -> None:
+    cited = next(line for line in (ROOT / "CITATION.cff").read_text().splitlines() if line.startswith("version:"))
+    assert cited == f"version: {coterie.__version__}"
 
 
 def test_the_tested_versions_are_allowed() -> None:

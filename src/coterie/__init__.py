@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coterie.core.aggregate import combined, combined_one
     from coterie.core.cohort import Cohort
     from coterie.core.errors import CoterieError
     from coterie.core.evaluation import evaluate, losses
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
     from coterie.core.metrics import Metric
     from coterie.core.optimiser import Optimiser
+    from coterie.core.samples import ClientId
     from coterie.core.states import (
         Stack,
         State,
@@ -56,7 +58,8 @@ if TYPE_CHECKING:
     from coterie.methods.base import Log, Models, ServerMethod, Trained
     from coterie.methods.clustered import ClusterMethod, Clusters
     from coterie.methods.fedavg import FedAvg, Global
-    from coterie.methods.p2p.base import PeerMethod
+    from coterie.methods.p2p.base import Inbox, PeerMethod, PeerView, Request
+    from coterie.methods.p2p.gossip import Gossip, Partners
     from coterie.methods.served import Assessment, Use, use
     from coterie.models import build_model
     from coterie.report.advice import advise
@@ -66,14 +69,15 @@ if TYPE_CHECKING:
     from coterie.runs.result import Result
     from coterie.runs.saved import load_model
     from coterie.runs.trained import Newcomer, TrainedRun, load
+    from coterie.simulation.engine_options import EngineOptions
     from coterie.simulation.faults import Faults
-    from coterie.simulation.simulator import EngineOptions
 
 __version__ = "0.2.0"
 __all__ = [
     "METHODS",
     "Advice",
     "Assessment",
+    "ClientId",
     "ClusterMethod",
     "Clusters",
     "Cohort",
@@ -86,6 +90,8 @@ __all__ = [
     "FedAvg",
     "Federation",
     "Global",
+    "Gossip",
+    "Inbox",
     "Log",
     "Method",
     "Metric",
@@ -93,9 +99,12 @@ __all__ = [
     "Newcomer",
     "Nothing",
     "Optimiser",
+    "Partners",
     "PeerMethod",
+    "PeerView",
     "Population",
     "Replies",
+    "Request",
     "Result",
     "ServerMethod",
     "Stack",
@@ -108,6 +117,8 @@ __all__ = [
     "axpy",
     "build",
     "build_model",
+    "combined",
+    "combined_one",
     "compare",
     "cosine",
     "evaluate",
@@ -147,14 +158,17 @@ _HOMES = {
         "from_table",
     ),
     "coterie.simulation.faults": ("Faults",),
-    "coterie.simulation.simulator": ("EngineOptions",),
+    "coterie.simulation.engine_options": ("EngineOptions",),
     "coterie.core.errors": ("CoterieError",),
     "coterie.methods": ("METHODS", "Method", "method"),
     "coterie.methods.base": ("Log", "Models", "ServerMethod", "Trained"),
     "coterie.methods.clustered": ("ClusterMethod", "Clusters"),
     "coterie.methods.fedavg": ("FedAvg", "Global"),
-    "coterie.methods.p2p.base": ("PeerMethod",),
+    "coterie.methods.p2p.gossip": ("Gossip", "Partners"),
+    "coterie.methods.p2p.base": ("Inbox", "PeerMethod", "PeerView", "Request"),
     "coterie.methods.served": ("Assessment", "Use", "use"),
+    "coterie.core.aggregate": ("combined", "combined_one"),
+    "coterie.core.samples": ("ClientId",),
     "coterie.core.metrics": ("Metric",),
     "coterie.core.cohort": ("Cohort",),
     "coterie.core.evaluation": ("evaluate", "losses"),

@@ -242,7 +242,7 @@ def test_own_data_that_are_broken(refused: Callable[..., str], tmp_path: Path) -
     assert "Your own data need a model: --model NAME" in refused(*own)
     own = (*own, "--model", "digits-mlp")
     assert "shape a named scenario, not your own data; leave them out." in refused(*own, "--clients", 3)
-    assert "oracle needs them" in refused("run", "oracle", *own[2:])
+    assert "this method needs them" in refused("run", "oracle", *own[2:])
     victim = tmp_path / "mine" / "c1.npz"
     whole = victim.read_bytes()
     victim.write_bytes(whole[: len(whole) // 2])

@@ -61,6 +61,7 @@ def test_help_begins_with_what_a_new_user_needs(coterie: Command) -> None:
         commands.index(f"\n  {name} ") for name in ("list", "run", "compare", "serve", "join", "encoder", "attack")
     ]
     assert places == sorted(places)
+    assert "..." not in commands, "what a command does is not cut off"
 
 
 def test_list_faults_explains_every_setting(coterie: Command) -> None:

@@ -35,7 +35,7 @@ def test_words_are_numbered_in_sorted_order_over_all_clients() -> None:
     assert population.client("a").train.y.tolist() == [2, 1, 2, 1]
     assert population.client("b").train.y.tolist() == [0, 2]
     assert population.client("b").test.y.tolist() == [1]
-    assert population.schema.class_name(2) == "cat"
+    assert population.schema.class_names[2] == "cat"
 
 
 def test_words_that_are_numbers_are_in_the_order_of_numbers() -> None:

@@ -13,7 +13,6 @@ from coterie.report.formatting import (
     method_title,
     number,
     percent,
-    percent_spread,
     plural,
     score,
 )
@@ -68,9 +67,6 @@ def test_durations(seconds: float | None, words: str) -> None:
 def test_shares_scores_and_counts() -> None:
     assert percent(0.9412) == "94.1 %"
     assert percent(None) == percent(math.nan) == "–"
-    assert percent_spread(0.941, 0.0034) == "94.1 ± 0.3 %"
-    assert percent_spread(0.941, None) == "94.1 %"
-    assert percent_spread(None, 0.1) == "–"
     assert score(-0.001) == "0.00"
     assert score(None) == "–"
     assert number(4.0) == "4"

@@ -42,7 +42,7 @@ CertsOption = Annotated[Path | None, typer.Option("--certs", help="a folder of `
 EpochsOption = Annotated[
     int, typer.Option("--most-epochs", help="refuse runs that order more local epochs a round (steps: 100 times that)")
 ]
-SizeOption = Annotated[int, typer.Option("--max-megabytes", help="the longest message that is accepted")]
+SizeOption = Annotated[int, typer.Option("--max-megabytes", help="the largest message that is accepted")]
 _MEGABYTE = 1 << 20
 
 
@@ -75,9 +75,12 @@ def leave(end: SystemExit) -> None:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Hang the commands into the program."""
-    for command in (serve, join, peer, peers, certs):
-        app.command()(command)
+    """Add the commands to the command line."""
+    app.command(short_help="Run the server of a run with real clients (Flower)")(serve)
+    app.command(short_help="Take part in a run as one client or several")(join)
+    app.command(short_help="Run one peer of a network without a server (zenoh)")(peer)
+    app.command(short_help="Start a network of peers on this machine")(peers)
+    app.command(short_help="Make certificates and keys for a deployment")(certs)
 
 
 def serve(
@@ -149,14 +152,14 @@ def join(
     model: ModelOption = "",
     certs: CertsOption = None,
     wait: Annotated[float, typer.Option("--wait", help="seconds to wait for a server that is away")] = 600.0,
-    stay: Annotated[bool, typer.Option("--stay", help="stay for the next run when one is over")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="when a run is over, wait for the next one")] = False,
     max_megabytes: SizeOption = 512,
     least_flip: Annotated[float, typer.Option("--least-flip", help="flip embedding bits at least this often")] = 0.0,
     refuse: Annotated[
         str, typer.Option("--refuse", help="what not to tell: labels,features,... (docs/privacy.md)")
     ] = "",
     most_questions: Annotated[
-        int, typer.Option("--most-questions", help="questions about labels answered in this device's life; 0: any")
+        int, typer.Option("--most-questions", help="answer so many questions about labels at most, ever; 0: no limit")
     ] = 30,  # as deploy.consent.MOST_QUESTIONS
     least_noise: Annotated[
         float, typer.Option("--least-noise", help="deviation of the noise on label shares behind such answers")
@@ -231,7 +234,7 @@ def peer(
     peers: Annotated[int, typer.Option("--peers", help="begin when so many peers are there")] = 2,
     timeout: Annotated[float, typer.Option("--timeout", help="seconds to wait for an answer, or a slow peer")] = 10.0,
     patience: Annotated[float, typer.Option("--patience", help="seconds to wait for the first peers")] = 300.0,
-    free: Annotated[bool, typer.Option("--free", help="everyone at its own pace, instead of in lock-step")] = False,
+    free: Annotated[bool, typer.Option("--free", help="peers do not wait for each other's rounds")] = False,
     certs: CertsOption = None,
     max_megabytes: SizeOption = 512,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What typer gets wrong, put right: help pages in plain text, and Ctrl-C."""
+"""Workarounds for typer: help pages in plain text, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Commands(typer.core.TyperGroup):
             raise Interrupted("coterie: stopped") from None
 
 
-def mend() -> None:
-    """Let typer write the pages as they are meant."""
+def patch_typer() -> None:
+    """Have typer write help pages as they are meant."""
     typer.main.TyperArgument = Argument  # type: ignore[attr-defined]
     typer.core.HAS_RICH = False  # else it writes \[required], escaped for rich, which does not print these pages

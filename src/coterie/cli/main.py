@@ -50,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-cli_help.mend()
+cli_help.patch_typer()
 
 
 def _show_version(wanted: bool) -> None:
@@ -68,7 +68,7 @@ def _options(
     pass
 
 
-@app.command("list")
+@app.command("list", short_help="Show methods, scenarios, models, or a method's settings")
 def list_(
     what: Annotated[str | None, typer.Argument(help="methods, scenarios, models, faults, or a method's name")] = None,
 ) -> None:
@@ -79,7 +79,7 @@ def list_(
         Console().print(table)
 
 
-@app.command()
+@app.command(short_help="Run one method and write its folder")
 @with_run_options
 def run(
     method: Annotated[str | None, typer.Argument(help="a name of `coterie list methods`")] = None,
@@ -100,7 +100,7 @@ def run(
         execute(settings, folder, view=view)
 
 
-@app.command()
+@app.command(short_help="Continue an interrupted or finished run")
 def resume(
     folder: Annotated[Path, typer.Argument(help="folder of an interrupted run, or with --rounds of a finished one")],
     rounds: Annotated[int | None, typer.Option("--rounds", help="go on to this many rounds in all")] = None,
@@ -119,7 +119,7 @@ def resume(
         go_on(folder, rounds=rounds, view=view)
 
 
-@app.command()
+@app.command(short_help="Run several methods and seeds, and compare them")
 @with_run_options
 def compare(
     methods: Annotated[list[str], typer.Argument(help="two or more names of `coterie list methods`")],
@@ -150,7 +150,7 @@ def compare(
     cli_runs.compare(configs, numbers, folder, target)
 
 
-@app.command()
+@app.command(short_help="Find out whether there are groups, and what to run")
 @with_run_options
 def advise(
     *,
@@ -164,7 +164,7 @@ def advise(
     advise_on(options.tables("auto", seed=seed), out)
 
 
-@app.command()
+@app.command(short_help="Write the report of a run or a comparison again")
 def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run or comparison")]) -> None:
     """Write the report of a run or a comparison again."""
     from coterie.report.html import write_compare_report, write_run_report
@@ -173,7 +173,7 @@ def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run
     Console().print(f"wrote {write(folder)}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(short_help="Describe the clients and data of a scenario, or yours")
 def data(
     scenario: Annotated[str | None, typer.Argument(help="a scenario's name; without it, which data are there")] = None,
     own: DataOption = None,
@@ -219,7 +219,7 @@ def data(
         Console().print(table)
 
 
-@app.command()
+@app.command(short_help="Compare all methods on 40 clients, without download")
 def demo(
     out: Annotated[
         Path | None,
@@ -245,7 +245,7 @@ def demo(
 # after the commands above: the help page lists them in this order, what is needed first at the top
 cli_use.add_commands(app)
 cli_deploy.add_commands(app)
-app.command()(cli_attack.encoder)
+app.command(short_help="Save an autoencoder for `embedding`")(cli_attack.encoder)
 app.add_typer(cli_attack.attack_app, name="attack")
 
 

@@ -60,7 +60,7 @@ SetOption = Annotated[
         "--set", help="key=value of the method (see `coterie list METHOD`), faults.key=value, METHOD.key=value"
     ),
 ]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file; the other options go before it")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="a TOML file; other options override it")]
 OutOption = Annotated[
     Path | None, typer.Option("--out", parser=folder, metavar="PATH", help="folder of the run (default: runs/...)")
 ]

@@ -63,5 +63,5 @@ def _loaded(folder: Path, model: str | None) -> TrainedRun:
 
 def add_commands(app: typer.Typer) -> None:
     """Add both to the command line."""
-    app.command()(predict)
-    app.command()(export)
+    app.command(short_help="Predict new samples with the model of one client")(predict)
+    app.command(short_help="Write the model of one client as a file")(export)

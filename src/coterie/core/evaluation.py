@@ -127,15 +127,6 @@ def measured(c: Cohort, models: Stack, part: Part = "test") -> dict[str, Tensor]
     return {name: torch.tensor(column, dtype=torch.float64) for name, column in values.items()}
 
 
-def own_losses(c: Cohort, models: Stack, part: Part) -> Tensor:
-    """The loss of each client's own row of `models` on its own data, [C]."""
-    each = [
-        score(c.task, {name: t[index : index + 1] for name, t in models.items()}, samples).loss
-        for index, samples in enumerate(c.part(part))
-    ]
-    return torch.cat(each)
-
-
 def losses(c: Cohort, models: Stack, part: Part = "train", *, batch: int = 0) -> Tensor:
     """The loss of every model on every client's data, [K, C]; with `batch`, on that many samples drawn this round."""
 

@@ -62,6 +62,12 @@ def take(models: Stack, index: Tensor) -> Stack:
     return {name: tensor[index] for name, tensor in models.items()}
 
 
+def split(models: Stack, rows: int) -> list[Stack]:
+    """The stack in parts of so many rows (views); the last may have fewer."""
+    starts = range(0, count(models), rows)
+    return [{name: tensor[start : start + rows] for name, tensor in models.items()} for start in starts]
+
+
 def spread(state: State, copies: int) -> Stack:
     """The same model for everyone, without copying it."""
     return {name: tensor.expand(copies, *tensor.shape) for name, tensor in state.items()}
@@ -189,11 +195,10 @@ def distance(a: Stack, b: Stack) -> Tensor:
     return squared.clamp_min(0).sqrt()
 
 
-def cosine(matrix: Tensor, other: Tensor | None = None) -> Tensor:
+def cosine(matrix: Tensor) -> Tensor:
     """Cosines between all rows, by one product; a zero row has cosine 0 with everything."""
-    left = there(matrix, double=matrix.dtype is torch.float64)
-    right = left if other is None else other.to(left.device)
-    return (_unit(left) @ _unit(right).T).to(matrix.device)
+    unit = _unit(there(matrix, double=matrix.dtype is torch.float64))
+    return (unit @ unit.T).to(matrix.device)
 
 
 def _unit(matrix: Tensor) -> Tensor:

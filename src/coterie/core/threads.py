@@ -6,14 +6,19 @@ thread that told it only, so every thread that computes is made here or says so 
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 def use_one_thread() -> None:
@@ -54,6 +59,19 @@ def _libraries(modules: int) -> ThreadpoolController:  # noqa: ARG001 - what is 
 def worker_pool(workers: int) -> ThreadPoolExecutor:
     """Threads that share work out, each of which computes with one thread."""
     return ThreadPoolExecutor(workers, initializer=use_one_thread)
+
+
+def on_all_cores(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
+    """The same work on every part; a part is computed by itself, so that how they are shared out changes nothing."""
+    if len(parts) == 1:
+        return [work(parts[0])]
+    with worker_pool(os.cpu_count() or 1) as pool:
+        return list(pool.map(work, parts))
+
+
+def portion(number: int, most: int) -> int:
+    """How many of so many rows make a part, so that all cores have one; at most so many."""
+    return max(1, min(most, -(-number // (os.cpu_count() or 1))))
 
 
 @contextmanager

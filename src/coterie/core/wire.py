@@ -211,13 +211,11 @@ def _size_of_layout(skeleton: str, layout: tuple[tuple[str, str, tuple[int, ...]
     return len(safetensors.torch.save(blank, metadata={_HEADER: skeleton}))
 
 
-def layout_of(
-    data: bytes, *, limit: int = DEFAULT_LIMIT, header_limit: int = HEADER_LIMIT
-) -> dict[str, tuple[str, tuple[int, ...]]]:
+def layout_of(data: bytes, *, limit: int = DEFAULT_LIMIT) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Names, dtypes and shapes declared in the header, read before any tensor is allocated."""
     if len(data) > limit:
         raise WireError(f"A message of {len(data)} bytes is larger than the {limit} that are allowed here.")
-    header = _header(data, header_limit)
+    header = _header(data, HEADER_LIMIT)
     try:
         return {name: (str(h["dtype"]), tuple(h["shape"])) for name, h in header.items() if name != "__metadata__"}
     except UNREADABLE as error:

@@ -81,10 +81,6 @@ class Schema:
     image_size: int | None = None
     """Of image files: the side they are scaled to."""
 
-    def class_name(self, number: int) -> str:
-        """The label of a class as the user wrote it."""
-        return self.class_names[number] if self.class_names else str(number)
-
     def to_json(self) -> str:
         """The text of `schema.json`."""
         return json.dumps(wire.pack(self)[0], indent=1, ensure_ascii=False)

@@ -208,7 +208,7 @@ class RemoteFederation(Engine):
 
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
         """Refused: the true groups of real clients are not known."""
-        raise CoterieError("oracle needs the true groups of the clients, which only the simulator knows; use another.")
+        raise CoterieError("This method needs the true groups, which only the simulator knows; use another.")
 
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
         """Not known."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
@@ -47,7 +48,12 @@ class FedAvg(ServerMethod[Global]):
         replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
         if replies.value is None:
             return state, {}
-        return Global(combined_one(self.aggregate, replies.value.model, replies.value.size, state.model)), {}
+        weights = self.weights(replies.value.size)
+        return Global(combined_one(self.aggregate, replies.value.model, weights, state.model)), {}
+
+    def weights(self, size: Tensor) -> Tensor:
+        """What each client's model weighs: n_k, its number of samples."""
+        return size
 
     @on_client("models")
     def train(self, c: Cohort, sent: Models) -> Trained:

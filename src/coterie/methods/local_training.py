@@ -49,7 +49,7 @@ class LocalTraining:
         metadata={"help": "none, or finetune: clients use the model they train a little more on their own data"},
     )
     finetune_epochs: int = field(
-        default=5, metadata={"help": "epochs of that training, at a fifth of the rate; 0: none, nor its column"}
+        default=5, metadata={"help": "epochs of that training, at a fifth of the rate; 0: no fine-tuning"}
     )
 
     name: ClassVar[str]

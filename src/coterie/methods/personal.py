@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort, Memory
-from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, State, row, spread, stack
-from coterie.methods.base import Log, Models
+from coterie.core.states import Stack, State, row, stack
+from coterie.methods.base import Models
 from coterie.methods.fedavg import FedAvg, Global
 from coterie.methods.served import Use, use
 
@@ -26,19 +24,6 @@ class PersonalMethod(FedAvg):
     def keeps_models(self) -> bool:
         """Always: each client has its own."""
         return True
-
-    def weights(self, size: Tensor) -> Tensor:
-        """What each client's model weighs in the average; by default its number of samples."""
-        return size
-
-    def step(self, state: Global, fed: Federation) -> tuple[Global, Log]:
-        """Send the common model to the sampled clients, average what comes back."""
-        replies = fed.ask(self.train, fed.sample(self.fraction), same=Models(state.model))
-        replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
-        if replies.value is None:
-            return state, {}
-        weights = self.weights(replies.value.size)
-        return Global(combined_one(self.aggregate, replies.value.model, weights, state.model)), {}
 
     def personal(self, common: State, kept: Memory) -> State:
         """The model of a client that keeps this: its own one, and the common one where it has none yet."""

@@ -60,9 +60,9 @@ def write_advice(advice: Advice, folder: Path) -> Path:
     return _page(advice).write(folder / PAGE_FILE)
 
 
-def print_advice(advice: Advice, *, console: Console | None = None) -> None:
+def print_advice(advice: Advice) -> None:
     """The advice in plain words, and what every choice gained."""
-    out = console or Console()
+    out = Console()
     wide = out if out.is_terminal else Console(file=out.file, width=FILE_WIDTH, no_color=True)
 
     def say(text: str, style: str = "") -> None:

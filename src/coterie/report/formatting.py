@@ -35,13 +35,6 @@ def percent(share: float | None, digits: int = 1) -> str:
     return UNKNOWN if share is None or not isfinite(share) else f"{100 * share:.{digits}f} %"
 
 
-def percent_spread(mean: float | None, spread: float | None, digits: int = 1) -> str:
-    """0.941 and 0.003 -> 94.1 ± 0.3 %; without a spread just the mean."""
-    if mean is None or spread is None or not (isfinite(mean) and isfinite(spread)):
-        return percent(mean, digits)
-    return f"{100 * mean:.{digits}f} ± {100 * spread:.{digits}f} %"
-
-
 def score(value: float | None) -> str:
     """An ARI: 0.98."""
     if value is None or not isfinite(value):

@@ -18,7 +18,6 @@ from coterie.data.schema import Schema
 from coterie.runs.saved import ReadyModel
 
 Format = Literal["state_dict", "torchscript", "onnx"]
-ENDINGS: dict[str, str] = {"state_dict": ".pt", "torchscript": ".pt", "onnx": ".onnx"}
 _TRIED = (2, 5)
 """So many samples are in the batches that an exported model is tried with."""
 _TOLERANCE = 1e-4

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from coterie.core.states import State
 from coterie.core.targets import TargetScale, TaskKind
 
 Attack = Literal["negate", "norm", "size", "minus", "near", "claim", "hidden", "told"]
-ATTACKS: tuple[Attack, ...] = get_args(Attack)
 _TIMES = 5.0
 _JUST_BELOW = 0.99
 _LARGEST_ENTRY = 1e10  # what `federation.check_reply` lets pass in an entry that belongs to no model of the task

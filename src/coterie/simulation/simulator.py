@@ -151,7 +151,9 @@ class Simulator(Engine):
         """True groups in this round."""
         groups = self.groups(ids)
         if groups is None:
-            raise CoterieError("The true groups of these clients are not known, and oracle needs them.")
+            raise CoterieError(
+                "The true groups of these clients are not known, and this method needs them; take another."
+            )
         return torch.tensor(groups)
 
     def answer(self, question: Question[R]) -> Replies[R]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from coterie.core.evaluation import probabilities
-from coterie.core.states import Stack, count
+from coterie.core.states import Stack, count, split
 from coterie.core.task import Task
-from coterie.core.threads import worker_pool
+from coterie.core.threads import on_all_cores, portion
 
 _FARTHEST = 2.0  # the L1 distance of two class distributions that share no class
 _BLOCK = 1 << 24  # probabilities that are in memory at a time
@@ -59,8 +58,8 @@ def read_samples(task: Task, clients: Stack, clusters: Stack, samples: Tensor) -
         shape = (count(part), k, classes, per_class)
         return Readings(gaps.view(shape).mean(-1), outputs.view(*shape, -1).mean(3).nan_to_num(0.0))
 
-    rows = max(1, _BLOCK // max(own.numel(), 1))
-    parts = _in_threads(read, clients, min(rows, -(-count(clients) // (os.cpu_count() or 1))))
+    rows = portion(count(clients), _BLOCK // max(own.numel(), 1))
+    parts = on_all_cores(read, split(clients, rows))
     return Readings(torch.cat([part.distances for part in parts]), torch.cat([part.outputs for part in parts]))
 
 
@@ -87,13 +86,3 @@ def _cluster_outputs(task: Task, clusters: Stack, inputs: Tensor, k: int) -> Ten
     parts = inputs.chunk(k)
     models = [{name: tensor[j : j + 1] for name, tensor in clusters.items()} for j in range(k)]
     return torch.cat([probabilities(task, model, part)[0] for model, part in zip(models, parts, strict=True)])
-
-
-def _in_threads(read: Callable[[Stack], Readings], clients: Stack, rows: int) -> list[Readings]:
-    """Some rows of the stack at a time, on all cores; every row is computed by itself, so the split changes nothing."""
-    starts = range(0, count(clients), rows)
-    parts = [{name: tensor[start : start + rows] for name, tensor in clients.items()} for start in starts]
-    if len(parts) == 1:
-        return [read(parts[0])]
-    with worker_pool(os.cpu_count() or 1) as pool:
-        return list(pool.map(read, parts))

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
-from coterie.core.compiled import Refusal
+from coterie.core.compiled import InputGradients
+from coterie.core.input_gradients import input_gradients
 from coterie.core.optimiser import Updates
 from coterie.core.samples import Samples
-from coterie.core.states import Stack, clone, count, row
+from coterie.core.states import Stack, clone, count
 from coterie.core.task import Task
 from coterie.methods.md_icfl.messages import Distanced
 from coterie.methods.md_icfl.settings import Settings
@@ -78,42 +78,10 @@ class Objective:
         return x.clamp(-self.clip, self.clip) if self.clip else x
 
 
-class _Readers:
-    """The cluster models as fixed functions of their inputs: by the compiled backend where it can, else by torch.
-
-    Every cluster has its own pass with all classes in it: on CPUs plain convolutions beat one grouped convolution.
-    """
-
-    def __init__(self, task: Task, clusters: Stack) -> None:
-        self._dtype, self._device = task.dtype, task.device
-        self._compiled = None if isinstance(task.compiled, Refusal) else task.compiled.input_gradients(clusters)
-        if self._compiled is not None:
-            return
-        self._module = task.module.eval()
-        self._states = [
-            {name: _plain(tensor.detach().to(task.device)) for name, tensor in row(clusters, j).items()}
-            for j in range(count(clusters))
-        ]
-
-    def gradient(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed cross-entropies [K] of samples [K, n, ...] with labels [K, n], and their gradient."""
-        each = [self._one(j, part.detach().to(self._dtype), labels[j]) for j, part in enumerate(x)]
-        return torch.tensor([loss for loss, _ in each]), torch.stack([gradient for _, gradient in each]).to(x.dtype)
-
-    def _one(self, cluster: int, x: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        if self._compiled is not None:
-            return self._compiled(cluster, x, labels)
-        inputs = _plain(x.to(self._device)).requires_grad_()
-        with torch.enable_grad():
-            logits = functional_call(self._module, self._states[cluster], (inputs,))
-            loss = F.cross_entropy(logits, labels.to(self._device), reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, inputs)
-        return float(loss.detach()), gradient.to(x.device)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The layout in which torch's convolutions need no copies."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.contiguous()
+def _gradients(task: Task, read: InputGradients, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropies [K] of samples [K, n, ...] with labels [K, n] under the clusters' models; its gradient."""
+    each = [read(j, part.detach().to(task.dtype), labels[j]) for j, part in enumerate(x)]
+    return torch.tensor([loss for loss, _ in each]), torch.stack([gradient for _, gradient in each]).to(x.dtype)
 
 
 def back_search(task: Task, clusters: Stack, start: Tensor, objective: Objective, steps: int, lr: float) -> Tensor:
@@ -121,9 +89,9 @@ def back_search(task: Task, clusters: Stack, start: Tensor, objective: Objective
     k, classes, per_class = start.shape[:3]
     labels = torch.arange(classes).repeat_interleave(per_class).expand(k, -1)
     x = start.flatten(1, 2).clone()
-    read, adam = _Readers(task, clusters), Updates([x], "adam", lr)
+    read, adam = input_gradients(task, clusters), Updates([x], "adam", lr)
     for _ in range(steps):
-        adam.step([read.gradient(x, labels)[1] + objective.pull(x)])
+        adam.step([_gradients(task, read, x, labels)[1] + objective.pull(x)])
         if objective.clip:
             x.copy_(objective.within(x))
     return x.view(start.shape)
@@ -177,13 +145,13 @@ def train_generators(
     k, noise_size = count(clusters), start["in.weight"].shape[1] - task.classes
     weights = {name: tensor.requires_grad_() for name, tensor in clone(start).items()}
     values = list(weights.values())
-    read, adam = _Readers(task, clusters), Updates([tensor.detach() for tensor in values], "adam", lr)
+    read, adam = input_gradients(task, clusters), Updates([tensor.detach() for tensor in values], "adam", lr)
     for _ in range(steps):
         noise = torch.randn(k, batch, noise_size, generator=g)
         labels = torch.randint(task.classes, (k, batch), generator=g)
         made = objective.within(generate(weights, noise, labels, task.classes)).view(k, batch, *task.shape)
         x = made.detach()
-        adam.step(torch.autograd.grad(made, values, (read.gradient(x, labels)[1] + objective.pull(x)) / batch))
+        adam.step(torch.autograd.grad(made, values, (_gradients(task, read, x, labels)[1] + objective.pull(x)) / batch))
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
@@ -201,7 +169,7 @@ def sample_loss(task: Task, clusters: Stack, samples: Tensor) -> float:
     """The mean cross-entropy of the samples under their own cluster's model: above 0.5 the prior has the upper hand."""
     classes, per_class = samples.shape[1:3]
     labels = torch.arange(classes).repeat_interleave(per_class).expand(len(samples), -1)
-    losses, _ = _Readers(task, clusters).gradient(samples.flatten(1, 2), labels)
+    losses, _ = _gradients(task, input_gradients(task, clusters), samples.flatten(1, 2), labels)
     return float(losses.sum()) / labels.numel()
 
 

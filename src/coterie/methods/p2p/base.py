@@ -193,7 +193,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
 
     @abstractmethod
     def neighbours(self, node: N) -> Tensor:
-        """Whom each peer now takes for its like: keys [C, w]."""
+        """Each peer's present neighbours: keys [C, w]."""
 
     def train(self, c: Cohort, models: Stack) -> Stack:
         """Local training, from the peers' own models."""

@@ -31,7 +31,7 @@ class Gossip(PeerMethod[Partners]):
     name: ClassVar[str] = "gossip"
     title: ClassVar[str] = "Gossip"
     paper: ClassVar[str] = "baseline"
-    summary: ClassVar[str] = "peers average with k random, fixed or (oracle) like-minded others"
+    summary: ClassVar[str] = "peers average with k others: random, fixed, or (oracle) of the same group"
     use_when: ClassVar[str] = "there is no server and there are no groups"
     avoid_when: ClassVar[str] = "groups differ (8 to 58 points behind) or many peers are asleep"
     node_type: ClassVar[type[Partners]] = Partners

@@ -41,7 +41,7 @@ class PANM(Additions):
     name: ClassVar[str] = "panm"
     title: ClassVar[str] = "PANM"
     paper: ClassVar[str] = "Li et al., Mining latent relationships among clients: peer-to-peer FL (PANM)"
-    summary: ClassVar[str] = "peers find their like by how they learn, without a server or a number of groups"
+    summary: ClassVar[str] = "peers find similar peers by comparing updates, without a server or a number of groups"
     use_when: ClassVar[str] = "there is no server, groups are not known, and most peers are awake"
     avoid_when: ClassVar[str] = "labels are skewed (11 to 57 points behind) or most peers are asleep"
     node_type: ClassVar[type[Matching]] = Matching

@@ -69,8 +69,8 @@ class Settings(PaperSettings):
     weigh: Literal["fixed", "fisher", "late"] = field(
         default="late",
         metadata={
-            "help": "alpha is fixed, or the most that the last update weighs, as far as it tells neighbours: always "
-            "(fisher), or in stage two (late)"
+            "help": "weight of the last update: fixed at alpha; or at most alpha, by how well it separates neighbours, "
+            "always (fisher) or in stage two (late)"
         },
     )
     loss_score: LossScore = field(
@@ -101,7 +101,7 @@ class Settings(PaperSettings):
     remember: int = field(default=40, metadata={"help": "peers whose sketches a peer remembers"})
     forget: float = field(
         default=3.0,
-        metadata={"help": "a peer whose training goes so many times as far as lately begins anew: new data; 0: never"},
+        metadata={"help": "restart a peer whose update is this many times its usual length (new data); 0: never"},
     )
     judge: Literal["train", "valid", "half"] = field(
         default="valid",
