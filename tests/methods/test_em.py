@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.core.rng import rng
-from coterie.methods.panm.matching import same_group
+from coterie.methods.panm.matching import fitted
 from coterie.methods.panm.ours import PAPER, Rules
 
 OURS = Rules(guard=0.0, monotone=True, least_sigma=1e-3)
@@ -18,7 +18,7 @@ def judged(y: list[float], known: int, rules: Rules = OURS) -> list[bool]:
     """One row whose first `known` entries are neighbours."""
     values = np.array([y])
     neighbours = np.arange(len(y))[None] < known
-    return [bool(v) for v in same_group(values, np.ones_like(neighbours), neighbours, rules)[0]]
+    return [bool(v) for v in fitted(values, np.ones_like(neighbours), neighbours, rules)[0][0]]
 
 
 def test_six_numbers_by_hand() -> None:
@@ -57,7 +57,7 @@ def test_what_did_not_arrive_does_not_count() -> None:
     y = np.array([[0.9, 99.0, 0.8, 0.1, 0.85, -99.0, 0.15, 0.05]])
     valid = np.abs(y) < 1
     known = np.array([[True, True, True, True, False, False, False, False]])
-    assert same_group(y, valid, known)[0].tolist() == [True, False, True, False, True, False, False, False]
+    assert fitted(y, valid, known)[0][0].tolist() == [True, False, True, False, True, False, False, False]
 
 
 def test_a_very_similar_candidate_is_lost_to_the_wider_component_in_the_paper_alone() -> None:
@@ -93,7 +93,7 @@ def simulate(separation: float, share: float, impurity: float, rules: Rules = OU
     truth = np.concatenate([generator.random((2000, 10)) >= impurity, generator.random((2000, 10)) < share], axis=1)
     y = generator.normal(size=truth.shape) + separation * truth
     known = np.broadcast_to(np.arange(20) < 10, truth.shape)
-    same = same_group(y, np.ones_like(truth), known, rules)
+    same, _ = fitted(y, np.ones_like(truth), known, rules)
     return float((same & truth).sum() / same.sum()), float((same & truth).sum() / truth.sum())
 
 
@@ -110,7 +110,7 @@ def test_all_candidates_of_one_group_halve_the_list_without_the_guard() -> None:
     assert simulate(4.0, 1.0, 0.0)[1] == pytest.approx(0.50, abs=0.02)
     generator = rng(3, "one group")
     y, known = generator.normal(size=(2000, 20)), np.broadcast_to(np.arange(20) < 10, (2000, 20))
-    kept = [float(same_group(y, known | True, known, Rules(c, True, 1e-3))[:, :10].mean()) for c in (0.0, 2.0)]
+    kept = [float(fitted(y, known | True, known, Rules(c, True, 1e-3))[0][:, :10].mean()) for c in (0.0, 2.0)]
     assert kept[0] < 0.55
     assert kept[1] > 0.9
 
@@ -131,7 +131,7 @@ def matched(rounds: int, separation: float, rules: Rules) -> float:
         order, asked = generator.random(lists.shape), np.zeros_like(lists)
         for part in (lists, ~lists):
             asked |= part & (np.where(part, order, np.inf).argsort(1).argsort(1) < 10)
-        same = same_group(generator.normal(size=lists.shape) + separation * own, asked, lists, rules)
+        same, _ = fitted(generator.normal(size=lists.shape) + separation * own, asked, lists, rules)
         new = (lists & ~asked) | same
         lists = np.where(new.any(1, keepdims=True), new, lists)
     return float((lists & own).sum() / lists.sum())

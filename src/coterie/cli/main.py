@@ -1,4 +1,4 @@
-"""The command line: `coterie list | run | compare | advise | resume | report | data | demo | predict | export`."""
+"""The command line: `coterie --help` lists its commands."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The paper's symbols: theta_j* the model of cluster j (`state.models`), s_i the cluster of client i (`state.cluster`),
 theta_i its model after local training, p_i(y) its label shares (`state.labels`), D_j^k the pseudo samples of class k
 and cluster j (`samplers`), d_ij^k the distance of theta_i and theta_j* on them (`distance`). What is ours is in
-`seeding`, `second_look` and `newcomers`, and among the settings in `settings.Settings`.
+`seeding`, `looks`, `second_look`, `newcomers` and `privacy`, and among the settings in `settings.Settings`.
 """
 
 from __future__ import annotations

@@ -32,11 +32,6 @@ def matched(old: Keys, asked: Keys, same: Keys) -> Keys:
     return np.array(new, dtype=np.int64) if new else old
 
 
-def same_group(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> Bools:
-    """`fitted` without what it says of the components."""
-    return fitted(y, valid, known, rules)[0]
-
-
 def fitted(y: Floats, valid: Bools, known: Bools, rules: Rules = PAPER) -> tuple[Bools, Bools]:
     """Which similarities y [C, m] belong to the component with the larger mean, row by row; and in which rows there are
     two components (that are as far apart as the guard wants), [C].
