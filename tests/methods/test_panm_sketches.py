@@ -147,7 +147,7 @@ def test_one_group_is_not_divided() -> None:
         assert undivided(looks([99, 0]), seen, same).tolist() == [expected]
 
 
-def test_a_peer_that_strays_begins_anew() -> None:
+def test_a_peer_that_strays_restarts() -> None:
     """Its list and its age go, the models it chose are left, its model becomes the common one; its fellow's do not."""
     method = PANM(l=2, k=1)
     before = replace(method.blank(2), age=torch.tensor([7, 7]), strides=torch.ones(2, 6).double())

@@ -24,7 +24,7 @@ from coterie.report.run import run
 from coterie.runs.compare import check_target, compared, summary
 from coterie.runs.folder import RunFolder
 from coterie.runs.options import check_seed
-from coterie.runs.records import CONFIG_FILE
+from coterie.runs.records import COMPARE_FILE, CONFIG_FILE
 from coterie.runs.result import Result
 
 
@@ -108,6 +108,6 @@ def compare(
         rows = [summary(name, done, target) for name, done in runs.items()]
         if out is not None:
             subject = str(options.get("scenario", "own data"))
-            RunFolder(home).write("compare.json", compared(subject, target, seeds, rows, failed, runs))
+            RunFolder(home).write(COMPARE_FILE, compared(subject, target, seeds, rows, failed, runs))
             write_compare_report(home)
     return Comparison(rows, results, failed, target, None if out is None else home)

@@ -9,7 +9,7 @@ from typing import Any
 
 from coterie.core.errors import CoterieError
 from coterie.runs.folder import RunFolder, unfinished
-from coterie.runs.records import read_object
+from coterie.runs.records import COMPARE_FILE, read_object
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class CompareFolder:
 
 def read_compare(path: Path) -> CompareFolder:
     """Read a comparison folder and every run it names."""
-    file = path / "compare.json"
+    file = path / COMPARE_FILE
     if not file.exists():
         raise unfinished(path)
     summary = read_object(file)

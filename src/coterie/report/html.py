@@ -13,6 +13,7 @@ from coterie.core.measures import Measure, capitalised, client_scores, measure_o
 from coterie.report.formatting import UNKNOWN, duration, human_bytes, method_title, number, percent, plural, score
 from coterie.report.headlines import compare_headline, compare_warnings, lost_words, mean_score, run_headline
 from coterie.runs.folder import RunFolder
+from coterie.runs.records import CONFIG_FILE
 
 from . import figures
 from .comparison import CompareFolder, read_compare
@@ -232,7 +233,7 @@ def _how_again(run: RunFolder) -> str:
     if not run.config:
         told = ["--scenario", str(result["scenario"]), "--rounds", str(result["rounds"]), "--seed", str(result["seed"])]
         return shlex.join(["coterie", "run", str(result["method"]), *told, "--out", out])
-    return run.kind.again(shlex.quote(str(run.path / "config.toml")), shlex.quote(out), int(result["clients"]))
+    return run.kind.again(shlex.quote(str(run.path / CONFIG_FILE)), shlex.quote(out), int(result["clients"]))
 
 
 def _command(summary: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from coterie.core.measures import MEASURES, Measure, measure_of, score_of
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import check, config_of, defaults_of, execute, population_of, rated, resume
 from coterie.runs.folder import RunFolder
-from coterie.runs.records import CONFIG_FILE, RESULT_FILE, read_metrics
+from coterie.runs.records import COMPARE_FILE, CONFIG_FILE, RESULT_FILE, read_metrics
 from coterie.runs.standing import known
 from coterie.runs.view import View
 
@@ -81,7 +81,7 @@ def compare(
     if not results:
         raise NothingLearnt(failed[0]["why"])
     rows = [summary(method, runs, target) for method, runs in results.items()]
-    home.write("compare.json", compared(configs[0].subject, target, seeds, rows, failed, results))
+    home.write(COMPARE_FILE, compared(configs[0].subject, target, seeds, rows, failed, results))
     view.finished(out)
     if failed:
         raise SomeFailed(failed, rows)

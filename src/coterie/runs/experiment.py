@@ -216,11 +216,11 @@ def check(configs: Sequence[RunConfig]) -> None:
 
 def config_of(folder: Path) -> RunConfig:
     """The configuration of a run that is on disk."""
-    if not (folder / "config.toml").is_file():
+    if not (folder / CONFIG_FILE).is_file():
         if holds_comparison(folder):
             raise CoterieError(f"{folder} holds a comparison; the same `coterie compare` command goes on with it.")
         raise CoterieError(f"{folder} is not the folder of a run: it has no config.toml.")
-    return from_tables(read_tables(folder / "config.toml"))
+    return from_tables(read_tables(folder / CONFIG_FILE))
 
 
 def resume(folder: Path, *, rounds: int | None = None, view: View | None = None) -> Result:

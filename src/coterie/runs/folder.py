@@ -23,6 +23,7 @@ from coterie.core.task import Task
 from coterie.methods.local_training import TITLES
 from coterie.runs.checkpoint import Checkpoint, changed_settings
 from coterie.runs.records import (
+    COMPARE_FILE,
     CONFIG_FILE,
     EVENTS_FILE,
     METRICS,
@@ -287,7 +288,7 @@ class RunFolder:
 
 def holds_comparison(path: Path) -> bool:
     """Whether a folder is that of a comparison, finished or not."""
-    return (path / "compare.json").is_file() or any(path.glob("*-seed*/config.toml"))
+    return (path / COMPARE_FILE).is_file() or any(path.glob(f"*-seed*/{CONFIG_FILE}"))
 
 
 def finished(path: Path) -> CoterieError:

@@ -33,6 +33,7 @@ from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
 from coterie.runs.rates import found_rate
+from coterie.runs.records import CONFIG_FILE, RESULT_FILE
 from coterie.runs.result import Result
 from coterie.runs.spec import (
     NoMajority,
@@ -85,8 +86,8 @@ def run_peer(
     wanted = peer_method(config)
     population = client_data(data, name, config.task, config.scenario)
     device = Device(name, population, out)
-    resume = (out / "config.toml").is_file()
-    if (out / "result.json").is_file():
+    resume = (out / CONFIG_FILE).is_file()
+    if (out / RESULT_FILE).is_file():
         raise CoterieError(f"The run in {out} is finished; choose another --out.")
     folder = RunFolder.reopen(out, RunKind.PEER) if resume else RunFolder.create(out, config.to_toml(), RunKind.PEER)
     network = network_of(config)

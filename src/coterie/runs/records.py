@@ -17,6 +17,7 @@ METRICS = (
     "bytes_evaluation", "failures", "seconds",
 )  # fmt: skip
 METRICS_FILE, EVENTS_FILE, RESULT_FILE, CONFIG_FILE = "metrics.csv", "events.jsonl", "result.json", "config.toml"
+COMPARE_FILE = "compare.json"
 REPORT_FILE = "report.html"
 _RESULT_KEYS = ("method", "scenario", "seed", "rounds", "clients", "accuracy", "worst_accuracy")
 _BY_CLIENT = ("client_ids", "clusters", "truth", "per_client_accuracy")

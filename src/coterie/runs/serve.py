@@ -31,6 +31,7 @@ from coterie.runs.config import RunConfig
 from coterie.runs.folder import RunFolder, RunKind, check_kind, finished
 from coterie.runs.loop import RoundLoop
 from coterie.runs.rates import found_with
+from coterie.runs.records import CONFIG_FILE, RESULT_FILE
 from coterie.runs.result import Result
 from coterie.runs.spec import (
     NoMajority,
@@ -170,7 +171,7 @@ def conduct(
         rated = _rated(config, spec, transport, options, inputs, watcher)
         if rated is not spec:
             spec, config = rated, replace(config, settings={**config.settings, "lr": rated.build_method().lr})
-            folder.write("config.toml", config.to_toml().encode())
+            folder.write(CONFIG_FILE, config.to_toml().encode())
         _write(folder, spec, [], inputs)
         folder.write(SCHEMA_FILE, common_schema(spec, next(iter(first.values()))).to_json().encode())
     method, task = in_rounds(spec.build_method()), spec.build_task(model_of(config), config.loss, config.metric)
@@ -217,9 +218,9 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_resumable(path: Path) -> None:
-    if (path / "result.json").is_file():
+    if (path / RESULT_FILE).is_file():
         raise finished(path)
-    if not (path / DEPLOYMENT).is_file() and not (path / "config.toml").is_file():
+    if not (path / DEPLOYMENT).is_file() and not (path / CONFIG_FILE).is_file():
         raise CoterieError(f"{path} is not the folder of a run that was served; leave --resume out to begin one.")
     check_kind(path, RunKind.SERVED)
 
@@ -230,7 +231,7 @@ def _opened(config: RunConfig, path: Path, resume: bool) -> RunFolder:
     folder = RunFolder(path, RunKind.SERVED)
     if folder.checkpoint.exists:  # what is damaged is said now, and not when all clients are there
         folder.checkpoint.state(config.method, method_named(config.method).state_type)  # type: ignore[union-attr]
-    folder.write("config.toml", config.to_toml().encode())  # the rounds may be others
+    folder.write(CONFIG_FILE, config.to_toml().encode())  # the rounds may be others
     return folder
 
 

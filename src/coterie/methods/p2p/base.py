@@ -183,7 +183,7 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         """Whether `select` looks at how far the peer's own training has gone."""
         return False
 
-    def begins_anew(self, node: N) -> Tensor | None:
+    def restarts(self, node: N) -> Tensor | None:
         """Which peers go back to the common initial model after `select`, [C]; None: none."""
         return None
 
@@ -208,12 +208,12 @@ class PeerMethod(LocalTraining, ABC, Generic[N]):
         return aggregate(inbox, chosen, c.task.row_math, self.aggregate), new, chosen
 
     def restarted(self, models: Stack, node: N, origin: State) -> Stack:
-        """The models, with the common initial one where a peer begins anew."""
-        anew = self.begins_anew(node)
-        if anew is None or not bool(anew.any()):
+        """The models, with the common initial one where a peer restarts."""
+        back = self.restarts(node)
+        if back is None or not bool(back.any()):
             return models
         return {
-            name: torch.where(anew.view(-1, *[1] * (tensor.dim() - 1)), origin[name], tensor)
+            name: torch.where(back.view(-1, *[1] * (tensor.dim() - 1)), origin[name], tensor)
             for name, tensor in models.items()
         }
 

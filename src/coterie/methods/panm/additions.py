@@ -101,7 +101,7 @@ class Additions(Settings):
         return {"strides": strides, "met": met, "looks": looks, "rate": rate}
 
     def forgetting(self, before: Matching, after: Matching, inbox: Inbox, chosen: Tensor) -> tuple[Matching, Tensor]:
-        """A peer whose data have changed begins anew: without neighbours, in stage one, and with the common model.
+        """A peer whose data have changed restarts: without neighbours, in stage one, and with the common model.
 
         Its way is then measured from there, and what it had learnt of other data does not outvote what it learns now.
         What it remembers of others stays true.
@@ -117,7 +117,7 @@ class Additions(Settings):
             strides=torch.where(anew, first.strides, after.strides),
         ), chosen & ~anew
 
-    def begins_anew(self, node: Matching) -> Tensor | None:
+    def restarts(self, node: Matching) -> Tensor | None:
         """Those who have just forgotten what they had learnt."""
         return node.age == 0 if self.forget > 0 else None
 
