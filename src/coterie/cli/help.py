@@ -7,6 +7,7 @@ from typing import Any
 import click
 import typer.core
 import typer.main
+from typing_extensions import override
 
 from coterie.core.errors import Interrupted
 
@@ -28,8 +29,8 @@ class Argument(typer.core.TyperArgument):
 class Commands(typer.core.TyperGroup):
     """Commands whose end by Ctrl-C is said; typer would end in silence."""
 
+    @override
     def invoke(self, ctx: click.Context) -> Any:
-        """Call the command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

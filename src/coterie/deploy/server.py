@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.checks import check_reply
 from coterie.core.cohort import Memory
@@ -210,8 +211,8 @@ class RemoteFederation(Engine):
         """Refused: the true groups of real clients are not known."""
         raise CoterieError("This method needs the true groups, which only the simulator knows; use another.")
 
+    @override
     def groups(self, ids: Sequence[ClientId]) -> list[int] | None:
-        """Not known."""
         return None
 
     def answer(self, question: Question[R]) -> Replies[R]:
@@ -316,8 +317,8 @@ class RemoteFederation(Engine):
         """Go on from a checkpoint: the clients will use the memories of that time."""
         self._prepared, self._safe = True, next_round + 1
 
+    @override
     def commit(self) -> None:
-        """The round is over."""
         self._prepared = True
 
     def saved(self, next_round: int) -> None:
@@ -329,8 +330,8 @@ class RemoteFederation(Engine):
         """Clients keep their memories themselves."""
         return []
 
+    @override
     def close(self) -> None:
-        """Let the connection go."""
         self._transport.close()
 
 

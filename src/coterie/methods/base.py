@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from coterie.core import spill, wire
 from coterie.core.cohort import Cohort, Memory
@@ -227,6 +228,6 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
         return Replies(tuple(replies.ids[place] for place in kept), value, replies.failed)
 
     @property
+    @override
     def training(self) -> LocalTraining:
-        """This method."""
         return self

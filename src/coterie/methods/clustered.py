@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.aggregate import combined
 from coterie.core.cohort import Cohort
@@ -60,8 +61,8 @@ class ServesClusters(ServerMethod[S]):
         """The clusters as the server knows them."""
         return [state.cluster.get(client, -1) for client in ids]
 
+    @override
     def models(self, state: S) -> Mapping[str, State]:
-        """One model per cluster."""
         return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
 
     def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:

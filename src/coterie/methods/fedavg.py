@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
@@ -80,6 +81,6 @@ class FedAvg(ServerMethod[Global]):
         """Everyone uses the one model."""
         return stack([state.model]), [0] * len(ids)
 
+    @override
     def models(self, state: Global) -> Mapping[str, State]:
-        """The one model."""
         return {"global": state.model}

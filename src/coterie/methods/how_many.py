@@ -19,6 +19,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from coterie.core.cohort import Cohort, Memory
 from coterie.core.federation import Federation, Replies
@@ -46,10 +47,10 @@ class Asking(Auto):
 
     part: ClassVar[str] = "asking"
 
+    @override
     def ask_about_models(
         self, state: Groups, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
     ) -> Replies[A]:
-        """They are sent it."""
         return RoundMethod.ask_about_models(self, state, fed, ids, function)
 
     def uses(self, c: Cohort, sent: Models) -> Use:  # type: ignore[override]  # what its own question sends
@@ -73,13 +74,13 @@ class HowMany(RoundMethod[Any]):
     method: Counted[Any]
 
     @property
+    @override
     def name(self) -> str:
-        """The method's."""
         return self.method.name
 
     @property
+    @override
     def training(self) -> LocalTraining:
-        """The method."""
         return self.method
 
     @property
@@ -161,46 +162,46 @@ class HowMany(RoundMethod[Any]):
         now, own = self._now(state)
         return now.model_for(own, ids)
 
+    @override
     def model_of(self, state: Any, client: ClientId, group: int | None) -> State:
-        """Of this phase."""
         now, own = self._now(state)
         return now.model_of(own, client, group)
 
+    @override
     def clusters(self, state: Any, ids: Sequence[ClientId]) -> list[int] | None:
-        """Of this phase."""
         now, own = self._now(state)
         return now.clusters(own, ids)
 
+    @override
     def models(self, state: Any) -> Mapping[str, State]:
-        """Of this phase."""
         now, own = self._now(state)
         return now.models(own)
 
+    @override
     def models_in_use(self, state: Any, clusters: Collection[int]) -> Mapping[str, State]:
-        """Of this phase."""
         now, own = self._now(state)
         return now.models_in_use(own, clusters)
 
+    @override
     def ready(self, network: nn.Module, state: Any, group: int | None, seed: int) -> nn.Module:
-        """Of this phase."""
         now, own = self._now(state)
         return now.ready(network, own, group, seed)
 
+    @override
     def own_models(self, state: Any, memory: Mapping[ClientId, Memory]) -> Mapping[ClientId, State]:
-        """Of this phase."""
         now, own = self._now(state)
         return now.own_models(own, memory)
 
+    @override
     def ask_about_models(
         self, state: Any, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
     ) -> Replies[A]:
-        """Of this phase."""
         with self._during(state, fed) as (now, own):
             asked: Replies[A] = now.ask_about_models(own, fed, ids, getattr(now, function.__name__))
             return asked
 
+    @override
     def panels(self, state: Any, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
-        """Of this phase."""
         now, own = self._now(state)
         return now.panels(own, ids, truth)
 

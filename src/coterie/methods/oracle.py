@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, row, spread
@@ -25,12 +27,12 @@ class Oracle(ClusterMethod):
     avoid_when: ClassVar[str] = "groups are not known, as in practice"
 
     @property
+    @override
     def needs_groups(self) -> bool:
-        """That is what it is."""
         return True
 
+    @override
     def find_clusters(self, fed: Federation, ids: Sequence[ClientId]) -> dict[str, int]:
-        """The truth."""
         return dict(zip(ids, fed.truth(ids).tolist(), strict=True))
 
     def step(self, state: Clusters, fed: Federation) -> tuple[Clusters, Log]:

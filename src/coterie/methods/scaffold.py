@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.aggregate import combined_one
 from coterie.core.cohort import Cohort
@@ -126,8 +127,8 @@ class Scaffold(ServerMethod[Controlled]):
         """Everyone uses the one model."""
         return stack([state.model]), [0] * len(ids)
 
+    @override
     def models(self, state: Controlled) -> Mapping[str, State]:
-        """The one model."""
         return {"global": state.model}
 
 

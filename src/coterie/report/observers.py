@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from coterie.core.files import writing
 from coterie.report.html import write_run_report
 from coterie.report.sinks import Sink, open_sink
@@ -31,18 +33,18 @@ class Tracker(SilentView):
         self._name, self._folder = name, folder
         self._sink: Sink | None = None
 
+    @override
     def started(self, config: Mapping[str, Any]) -> None:
-        """Open the tracker."""
         self._sink = open_sink(self._name, self._folder)
         self._sink.start(config)
 
+    @override
     def update(self, row: Mapping[str, Any]) -> None:
-        """Pass a round on."""
         if self._sink is not None:
             self._sink.round(row)
 
+    @override
     def finished(self, result: Result, folder: Path | None) -> None:
-        """Pass the result on."""
         if self._sink is not None:
             self._sink.end(json.loads(result.to_json()))
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from coterie.core.notes import Note
 from coterie.runs.result import Result
 
@@ -45,8 +47,8 @@ class NotesOnly(SilentView):
     def __init__(self, note: Note) -> None:
         self._note = note
 
+    @override
     def note(self, text: str) -> None:
-        """Pass it on."""
         self._note(text)
 
 
@@ -62,22 +64,22 @@ class Views(SilentView):
             if listener is not None:
                 listener(*values)
 
+    @override
     def started(self, config: Mapping[str, Any]) -> None:
-        """Pass it on."""
         self._tell("started", config)
 
+    @override
     def update(self, row: Mapping[str, Any]) -> None:
-        """Pass it on."""
         self._tell("update", row)
 
+    @override
     def note(self, text: str) -> None:
-        """Pass it on."""
         self._tell("note", text)
 
+    @override
     def progress(self, what: str, done: int, asked: int) -> None:
-        """Pass it on."""
         self._tell("progress", what, done, asked)
 
+    @override
     def finished(self, result: Result, folder: Path | None) -> None:
-        """Pass it on."""
         self._tell("finished", result, folder)

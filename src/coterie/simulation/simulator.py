@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core import spill
 from coterie.core.checks import check_reply, largest_norm, model_norms
@@ -333,6 +334,6 @@ class Simulator(Engine):
         self._touched.clear()
         return touched
 
+    @override
     def close(self) -> None:
-        """Let the workers go."""
         self._crew.close()

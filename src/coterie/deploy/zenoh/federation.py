@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.cohort import Memory
 from coterie.core.errors import CoterieError
@@ -44,18 +45,18 @@ class PeerFederation(Engine):
         self._at_end, self._last, self._begun, self._note = at_end, last, False, note
 
     @property
+    @override
     def ids(self) -> tuple[ClientId, ...]:
-        """This peer."""
         return (self.name,)
 
     @property
+    @override
     def path(self) -> str:
-        """How it is reached."""
         return "peers over zenoh"
 
     @property
+    @override
     def registered(self) -> int:
-        """One."""
         return 1
 
     def begin(self, round: int) -> tuple[ClientId, ...]:
@@ -67,12 +68,12 @@ class PeerFederation(Engine):
         """One peer alone says nothing about groups."""
         return None
 
+    @override
     def truth(self, ids: Sequence[ClientId]) -> Tensor:
-        """Not known to a peer."""
         raise CoterieError("The true groups are not known between real peers; choose partners in another way.")
 
+    @override
     def sample(self, share: float, among: Sequence[ClientId] | None = None) -> tuple[ClientId, ...]:
-        """This peer, always."""
         return super().sample(1.0, among)
 
     def floor(self, ids: Sequence[ClientId]) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core import wire
 from coterie.core.cohort import Cohort
@@ -97,8 +98,8 @@ class Deployed(RoundMethod[PeerState]):
     state_type: ClassVar[type[PeerState]] = PeerState
 
     @property
+    @override
     def name(self) -> str:
-        """The method's."""
         return self.method.name
 
     @property
@@ -209,8 +210,8 @@ class Deployed(RoundMethod[PeerState]):
         fed.refuse(name, f"it is still in round {reached + 2}; going on without it")
         self.note(f"{name} does not move; going on without it")
 
+    @override
     def model_for(self, state: PeerState, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """This peer's model."""
         return state.model, [0] * len(ids)
 
     def ask_about_models(
@@ -223,8 +224,8 @@ class Deployed(RoundMethod[PeerState]):
             fed.keep(c.kept)
         return Replies(c.ids, reply)
 
+    @override
     def models(self, state: PeerState) -> Mapping[str, State]:
-        """This peer's model."""
         return {f"client-{self.connection.name}": row(state.model, 0)}
 
 

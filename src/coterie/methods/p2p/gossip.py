@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.cohort import Cohort
 from coterie.methods.p2p.base import Inbox, PeerMethod, PeerView, Request, renewed
@@ -42,8 +43,8 @@ class Gossip(PeerMethod[Partners]):
         """Only the oracle is told the true groups."""
         return self.partners == "oracle"
 
+    @override
     def start(self, c: Cohort) -> Partners:
-        """No partners yet."""
         return Partners(torch.full((len(c), self.k), NO_PEER, dtype=torch.int64))
 
     def choose(self, node: Partners, view: PeerView) -> Request:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
@@ -113,8 +114,8 @@ class Simulated(RoundMethod[Network], Generic[N]):
     serves_newcomers: ClassVar[bool] = False
 
     @property
+    @override
     def name(self) -> str:
-        """The method's."""
         return self.method.name
 
     @property
@@ -314,8 +315,8 @@ class Simulated(RoundMethod[Network], Generic[N]):
         place = dict(zip(state.ids, labels.tolist(), strict=True))
         return [int(place.get(client, -1)) for client in ids]
 
+    @override
     def models(self, state: Network) -> Mapping[str, State]:
-        """Every peer's model."""
         return {f"client-{client}": row(state.model, index) for index, client in enumerate(state.ids)}
 
     def panels(self, state: Network, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from coterie.core.cohort import Cohort
 from coterie.methods.p2p.base import Inbox, PeerView, Request, best, only, renewed
@@ -138,8 +139,8 @@ class PANM(Additions):
         taken = draw(c.rng(peer, "matched"), np.sort(keys[fine]), self.k)
         return torch.from_numpy(np.isin(keys, taken) & fine)
 
+    @override
     def neighbours(self, node: Matching) -> Tensor:
-        """N_i."""
         return node.neighbours
 
 
