@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ class KernelTask:
                 correction=pulls[index] if pulls is not None else None,
                 **self._scaling(samples),
                 route=route,
-                masks=masks(net, generator(index), len(samples), opt.epochs, batch, self.dtype),
+                masks=masks(net, partial(generator, index), len(samples), opt.epochs, batch, self.dtype),
             )
         return models_of(net, weights, start), losses
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,12 +13,16 @@ from coterie.kernel.net import Layer, Net
 
 
 def masks(
-    net: Net, generator: torch.Generator, samples: int, epochs: int, batch: int, dtype: torch.dtype
+    net: Net, draws: Callable[[], torch.Generator], samples: int, epochs: int, batch: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """The masks of all steps as the kernel reads them (masks.hpp); None for a network without dropout."""
+    """The masks of all steps as the kernel reads them (masks.hpp); None for a network without dropout.
+
+    `draws` makes the generator that they are drawn from, which is only done where there is dropout.
+    """
     places = [place for place, layer in enumerate(net.layers) if layer.kind == "dropout"]
     if not places:
         return None
+    generator = draws()
     linear = next(place for place, layer in enumerate(net.layers) if layer.kind == "linear")
     layers = [net.layers[place] for place in places]
     found = torch.zeros(
