@@ -55,7 +55,8 @@ def test_no_code_is_sent_more_often_than_allowed() -> None:
 def test_reading_is_what_all_possible_clients_together_say() -> None:
     """Four classes of two bits: every set of classes and all their bits, with what each of them would have sent."""
     classes, code, noise, copies = 4, 2, 0.2, 2
-    usual = rng(1, "usual").uniform(0.1, 0.9, (classes, code))
+    known = rng(1, "usual").uniform(0.1, 0.9, (classes, code + 1))
+    usual, share = known[:, :-1], known[:, -1]
     sent = rng(2, "sent").integers(0, 2, (1, classes, code)).astype(np.uint8)
     said = bits("0110")[None]
     held, ones, total = np.zeros(classes), np.zeros((classes, code)), 0.0
@@ -67,11 +68,11 @@ def test_reading_is_what_all_possible_clients_together_say() -> None:
             prior = np.prod(np.where(has, usual, 1 - usual)[np.array(own) > 0])
             same = filled(has.reshape(-1), np.array(own, np.uint8), copies) == sent.reshape(-1)
             told = np.concatenate([same, np.array(own) == said[0]])
-            weight = prior * np.prod(np.where(told, 1 - noise, noise))
+            weight = prior * np.prod(np.where(told, 1 - noise, noise)) * np.prod(np.where(own, share, 1 - share))
             held, ones, total = held + weight * np.array(own), ones + weight * has, total + weight
-    found = read(sent, said, np.array([noise]), copies, usual)
+    found = read(sent, said, np.array([noise]), copies, known)
     assert found.held[0] == pytest.approx(held / total)
-    assert 0.1 < found.held.min() < found.held.max() < 0.9  # a case in which nothing is clear
+    assert 0.05 < found.held.min() < found.held.max() < 0.95  # a case in which nothing is clear
 
 
 def test_codes_are_read_better_than_they_were_sent() -> None:
@@ -86,7 +87,7 @@ def test_codes_are_read_better_than_they_were_sent() -> None:
     found = read(blocks, said, flips, 3, usual_bits(blocks, said, flips, 3))
     assert np.abs(found.held - held).mean() < 0.01 < np.abs(said - 1.0 * held).mean()
     there = held > 0
-    assert (found.bits != has)[there].mean() < 0.06 < 0.08 < (blocks != has)[there].mean()
+    assert (found.bits != has)[there].mean() < 0.6 * (blocks != has)[there].mean()
 
 
 def test_clients_with_two_or_three_classes_end_to_end() -> None:

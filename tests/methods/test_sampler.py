@@ -25,11 +25,11 @@ def test_the_likelihood_is_that_of_the_normal_with_both_effects() -> None:
 
 
 def test_clients_without_a_common_class_are_joined_by_what_a_group_does_to_all_classes() -> None:
-    """Two groups; half of the clients hold classes 0 and 1, half 2 and 3; a group turns the same bits in all."""
+    """Two groups; half of the clients hold classes 0 and 1, half 2 and 3; half of the bits are the group's alone."""
     g = rng(1, "shared")
     truth, half = np.arange(24) % 2, np.arange(24) // 2 % 2
-    turned = g.random((2, 1, 40)) < 0.5
-    x = ((g.random((1, 4, 40)) < 0.5) ^ turned)[truth] ^ (g.random((24, 4, 40)) < 0.1)
+    of_group, of_class = g.random((2, 1, 40)) < 0.5, g.random((1, 4, 40)) < 0.5
+    x = np.where(np.arange(40) < 20, of_group, of_class)[truth] ^ (g.random((24, 4, 40)) < 0.1)
     held = np.where(half[:, None] == np.arange(4)[None] // 2, 1.0, 0.0)
     found = likeliest(Evidence.of(x.astype(float), held), 6, rng(0, "chains"))
     assert adjusted_rand_score(truth, found) == 1.0

@@ -50,20 +50,27 @@ class Reading:
 
 
 def usual_bits(sent: Bits, said: Bits, flips: Floats, copies: int) -> Floats:
-    """How probable a 1 is in each bit of each class [C, L] among clients that hold it, before any flips."""
+    """How probable a 1 is in each bit of a class among clients that hold it, before any flips, and that one holds it.
+
+    [C, L + 1]: the latter is the last column.
+    """
     noise = np.clip(flips, _FEWEST_FLIPS, 0.49)[:, None, None]
     value, held = (sent - noise) / (1 - 2 * noise), presence(said, flips)
     for turn in range(_PASSES):
         share = ((value * held[:, :, None]).sum(0) + 1) / (held.sum(0) + 2)[:, None]
-        usual = np.clip(share, _LEAST, 1 - _LEAST)
+        usual = np.clip(np.concatenate([share, _share_that_hold(held)[:, None]], 1), _LEAST, 1 - _LEAST)
         if turn < _PASSES - 1:
             held, odds = _Lattice(sent, said, flips, copies, usual).read()
             value = 1 / (1 + np.exp(-np.clip(odds, -30, 30)))
     return np.asarray(usual)
 
 
+def _share_that_hold(held: Floats) -> Floats:
+    return np.asarray((held.sum(0) + 1) / (len(held) + 2))
+
+
 def read(sent: Bits, said: Bits, flips: Floats, copies: int, usual: Floats) -> Reading:
-    """What clients [N, C, L] sent, read with the usual bits of each class; each client's reading is its own."""
+    """What clients [N, C, L] sent, read by what is usual (`usual_bits`); each client's reading is its own."""
     held, odds = _Lattice(sent, said, flips, copies, usual).read()
     bits = np.where(np.abs(odds) < 1e-6, sent, odds > 0).astype(np.uint8)
     return Reading(bits, held)
@@ -91,7 +98,7 @@ class _Lattice:
         kept, turned = (each[:, None] for each in self._logs)
         ones = self.sent.sum(2)
         zero = ones * turned + (self.sent.shape[2] - ones) * kept
-        absent = np.where(self.said, turned, kept)
+        absent = np.where(self.said, turned, kept) + np.log(1 - self.usual[:, -1])
         start = np.zeros((len(ones), 1))
         return np.stack([np.concatenate([start, each.cumsum(1)], 1) for each in (zero, absent)])
 
@@ -101,10 +108,10 @@ class _Lattice:
         block = self.sent[:, place - before : place + after + 1].astype(np.float64)
         number = before + after + 1
         ones = 2 * self.sent[:, place] - 1.0 + number - block.sum(1)  # the copies are inverted
-        prior = self.usual[place]
+        prior, share = self.usual[place, :-1], self.usual[place, -1]
         one = np.log(prior) + ones * kept + (number - ones) * turned
         none = np.log(1 - prior) + (number - ones) * kept + ones * turned
-        told = np.where(self.said[:, place], kept[:, 0], turned[:, 0])
+        told = np.where(self.said[:, place], kept[:, 0], turned[:, 0]) + np.log(share)
         return np.logaddexp(one, none).sum(1) + told, (2 * ones - number) * (kept - turned)
 
     def _steps(self, *, last: bool) -> Iterator[tuple[int, int, Floats, Floats]]:

@@ -48,7 +48,7 @@ class Groups:
     centroids: Centroids | None = None
     heights: Tensor | None = None
     usual: Tensor | None = None
-    """How probable a 1 is in each bit of a class, among those who hold it: what answers are read by (`copies`)."""
+    """What answers are read by (`copies.usual_bits`)."""
 
     def of(self, ids: Sequence[ClientId]) -> list[int]:
         """The clusters of the given clients, -1 for one that has none yet."""
