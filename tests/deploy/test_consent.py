@@ -148,7 +148,7 @@ def test_a_device_that_does_not_tell_its_labels_still_learns_with_auto(digits: O
 def test_a_device_that_does_not_tell_its_labels_is_clustered_nevertheless(
     digits: OwnPopulation, tmp_path: Path
 ) -> None:
-    """The default rule asks which classes a client holds; of a device that refuses, what is usual is taken."""
+    """The default rule asks which classes a client holds; one that refuses is asked again, without them."""
     there = devices(digits, tmp_path)
     there["c3"] = Device("c3", digits, tmp_path / "c3", consent=Consent(frozenset({"labels"})))
     method = made("embedding")
@@ -157,7 +157,7 @@ def test_a_device_that_does_not_tell_its_labels_is_clustered_nevertheless(
     assert sorted(state.cluster) == sorted(digits.ids)
     refused = [failure.reason for _, client, failure in fed.failures if client == "c3"]
     assert len(refused) == 1
-    assert "refuses to tell labels, and tell_classes asks for it" in refused[0]
+    assert "refuses to tell labels, and embed_known asks for it" in refused[0]
 
 
 @pytest.mark.parametrize("claim", [1e9, -1.0])

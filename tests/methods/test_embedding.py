@@ -28,7 +28,7 @@ from coterie.data.own import OwnPopulation
 from coterie.data.population import LazyPopulation
 from coterie.methods.embedding.autoencoder import Encoder
 from coterie.methods.embedding.bits import in_blocks, unpack_bits
-from coterie.methods.embedding.messages import Embedded, WhichClasses
+from coterie.methods.embedding.messages import Embedded
 from coterie.methods.embedding.method import Embedding
 from coterie.simulation.simulator import EngineOptions, Simulator
 
@@ -73,15 +73,13 @@ def test_a_federated_autoencoder_costs_its_models_and_a_loaded_one_costs_its_hal
 ) -> None:
     """Down: half the autoencoder to each of 40 clients. Up: 25 bytes of bits and the header of a message.
 
-    The default rule also asks which classes a client holds: a number down, and 2 bytes of bits up.
+    With the default rule a client also says which of ten classes it holds: 27 bytes of bits.
     """
     both = Embedding(encoder=file)
     fed = federation(both, rotated)
     both.init(fed)
-    classes = Embedded(torch.zeros(2, dtype=torch.uint8)), WhichClasses(10)
-    told = fed.ledger.up["train"] - 40 * wire.encoded_size(Embedded(torch.zeros(25, dtype=torch.uint8)))
-    assert told == 40 * wire.encoded_size(classes[0])
-    assert fed.ledger.down["train"] == 40 * sum(map(wire.encoded_size, (autoencoder.half, classes[1])))
+    assert fed.ledger.up["train"] == 40 * wire.encoded_size(Embedded(torch.zeros(27, dtype=torch.uint8)))
+    assert fed.ledger.down["train"] == 40 * wire.encoded_size(autoencoder.half)
     method = Embedding(encoder=file, rule="halves")
     fed = federation(method, rotated)
     method.init(fed)
@@ -198,22 +196,23 @@ def test_groups_are_found_where_targets_are_no_classes(outputs: int) -> None:
     assert len(one.clusters or []) == 12, "one block sees less, and serves all the same"
 
 
-def test_bad_embeddings_are_refused_by_name(rotated: LazyPopulation, file: str) -> None:
+@pytest.mark.parametrize(("rule", "length"), [("halves", 25), ("either", 27)])
+def test_bad_embeddings_are_refused_by_name(rule: Any, length: int, rotated: LazyPopulation, file: str) -> None:
     class Cheat(Simulator):
         """Client 03 sends bytes of another length in the first round and set bits beyond the end later."""
 
         def ask(self, function, ids, **message):  # type: ignore[no-untyped-def]
             replies = super().ask(function, ids, **message)
-            if function.__name__ != "embed":
+            if function.__name__ not in ("embed", "embed_known"):
                 return replies
             return Replies(replies.ids, Embedded(torch.zeros(len(replies.ids), 24, dtype=torch.uint8)), {})
 
-    method = Embedding(encoder=file)
+    method = Embedding(encoder=file, rule=rule)
     fed = Cheat(method, Task.of(net, rotated), rotated, seed=0, options=EngineOptions(workers=1))
     assert method.init(fed).cluster == {}
-    assert [client for _, client, _ in fed.failures] == sorted(rotated.ids)
+    assert [client for _, client, _ in fed.failures][:40] == sorted(rotated.ids)
     assert fed.failures[3][2].kind == "refused"
-    assert "shape (24,) instead of (25,)" in fed.failures[3][2].reason
+    assert f"shape (24,) instead of ({length},)" in fed.failures[3][2].reason
 
 
 def test_one_client_and_equal_clients(rotated: LazyPopulation, file: str) -> None:

@@ -16,7 +16,7 @@ FOLDER = Path(coterie.methods.__file__).parent
 PAPERS = {"md-icfl": "md_icfl", "embedding": "embedding", "fedcg": "fedcg", "panm": "panm"}
 OURS = {
     "md_icfl": {"seeding", "looks", "second_look", "newcomers"},
-    "embedding": {"drift", "clustering/split_half", "clustering/mixture"},
+    "embedding": {"drift", "copies", "clustering/split_half", "clustering/mixture", "clustering/sampler"},
     "fedcg": {"features", "domains", "equipartition", "asked"},
     "panm": {"ours", "looks", "additions"},
 }

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation
+from coterie.core.rng import rng
 from coterie.core.samples import ClientId
+from coterie.methods.embedding.autoencoder import Encoder
 from coterie.methods.embedding.bits import Bits, packing_flaws, unpack_bits
-from coterie.methods.embedding.clustering.mixture import presence
 from coterie.methods.embedding.clustering.ward import Floats
-from coterie.methods.embedding.messages import Embedded, WhichClasses
+from coterie.methods.embedding.copies import read, usual_bits
+from coterie.methods.embedding.messages import Embedded
 
 _MOST_FLIPS = 0.3  # with more of them, what clients say of their classes says nothing
+_HOLDS = 0.5
 
 
 def bits_told(
@@ -34,17 +38,53 @@ def bits_told(
     return [replies.ids[i] for i in good], unpack_bits(replies.value.bits[good], length)
 
 
-def classes_held(
-    fed: Federation,
-    ids: Sequence[ClientId],
-    ask: Callable[[Cohort, WhichClasses], Embedded],
-    flip_of: Callable[[ClientId], float],
-) -> Floats | None:
-    """How probable it is that each client holds each class; of one that does not tell, what is usual."""
-    there, said = bits_told(fed, ids, ask, WhichClasses(fed.task.classes), fed.task.classes)
-    flips = np.array([flip_of(client) for client in there])
-    if not there or flips.mean() > _MOST_FLIPS:
-        return None
-    found = presence(said, flips)
-    known: dict[ClientId, Floats] = dict(zip(there, found, strict=True))
-    return np.stack([known.get(client, found.mean(0)) for client in ids])
+@dataclass(frozen=True)
+class Question:
+    """How clients are asked for embeddings with the classes they hold, and how the answers are read."""
+
+    ask: Callable[[Cohort, Encoder], Embedded]
+    instead: Callable[[Cohort, Encoder], Embedded]
+    """For those who do not answer it: one that refuses to tell labels sends an embedding in which none show."""
+    flip_of: Callable[[ClientId], float]
+    classes: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whose embeddings came, their bits as read, how probable it is that each holds each class, the usual bits."""
+
+    ids: list[ClientId]
+    bits: Bits
+    held: Floats | None = None
+    usual: Floats | None = None
+
+
+def embeddings_told(
+    fed: Federation, ids: Sequence[ClientId], question: Question, sent: Encoder, usual: Floats | None
+) -> Told:
+    """The embeddings of those who answered, with coins for the classes that they lack, as if these had been sent."""
+    classes, length = question.classes, sent.code * question.classes
+    there, answers = bits_told(fed, ids, question.ask, sent, length + classes)
+    others, plain = bits_told(fed, sorted(set(ids) - set(there)), question.instead, sent, length)
+    if not there:
+        return Told(others, plain, None, usual)
+    flips = np.array([question.flip_of(client) for client in there])
+    blocks, said = answers[:, :length].reshape(len(there), classes, -1), answers[:, length:]
+    if usual is None:
+        usual = usual_bits(blocks, said, flips, question.copies)
+    found = read(blocks, said, flips, question.copies, usual)
+    bits = np.where((found.held > _HOLDS)[:, :, None], found.bits, _coins(there, blocks.shape[1:]))
+    every, order = [*there, *others], np.argsort([*there, *others], kind="stable")
+    known = np.concatenate([found.held, np.repeat(found.held.mean(0)[None], len(others), 0)])
+    return Told(
+        [every[i] for i in order],
+        np.concatenate([bits.reshape(len(there), -1), plain])[order],
+        known[order] if flips.mean() <= _MOST_FLIPS else None,
+        usual,
+    )
+
+
+def _coins(ids: Sequence[ClientId], shape: tuple[int, ...]) -> Bits:
+    """Random bits of every client, the same whenever it is asked: its embedding changes only with its data."""
+    return np.stack([rng(0, "classes that are not held", client).integers(0, 2, shape, np.uint8) for client in ids])

@@ -31,22 +31,15 @@ class Compressed:
 
 
 @dataclass(frozen=True)
-class WhichClasses:
-    """The question which of so many classes a client holds."""
-
-    classes: int
-
-
-@dataclass(frozen=True)
 class Embedded:
-    """A client's embedding, or the classes it holds: eight bits a byte."""
+    """A client's embedding, with or without the classes it holds: eight bits a byte."""
 
     bits: Tensor
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The autoencoder, one model and one centre per cluster, and every client's cluster and latest embedding."""
+    """The autoencoder, one model and one centre per cluster, and every client's cluster and embedding as last read."""
 
     autoencoder: Encoder
     models: Stack
@@ -54,6 +47,8 @@ class Groups:
     bits: dict[str, Tensor]
     centroids: Centroids | None = None
     heights: Tensor | None = None
+    usual: Tensor | None = None
+    """What answers are read by (`copies.usual_bits`)."""
 
     def of(self, ids: Sequence[ClientId]) -> list[int]:
         """The clusters of the given clients, -1 for one that has none yet."""

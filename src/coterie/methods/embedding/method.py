@@ -2,8 +2,8 @@
 
 The paper's algorithms: LocalCompression (Algorithm 1) is `embed`, with `bits`; DistanceOpt (Algorithm 2) is the rule
 "bayes" of `clustering.rules`; Server (Algorithm 3) is `init` and `step`. Its symbols: V_i the embedding of client i
-(`state.bits`), P the flip probability (`flip`), m the clients of a round (`fraction`). What is ours is in `drift` and
-`clustering.split_half`, and among the settings in `settings.Settings`.
+(`state.bits`), P the flip probability (`flip`), m the clients of a round (`fraction`). What is ours is in `drift`,
+`copies`, `clustering.split_half`, `.mixture` and `.sampler`, and among the settings in `settings.Settings`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from coterie.core.aggregate import combined
@@ -23,22 +24,14 @@ from coterie.core.states import Picked, Stack, concat, row, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
-from coterie.methods.embedding.asking import bits_told, classes_held
+from coterie.methods.embedding.asking import Question, Told, bits_told, embeddings_told
 from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
-from coterie.methods.embedding.bits import (
-    Bits,
-    binarise,
-    class_means,
-    flip,
-    held_classes,
-    in_blocks,
-    pack_bits,
-)
+from coterie.methods.embedding.bits import binarise, class_means, flip, held_classes, in_blocks, pack_bits
 from coterie.methods.embedding.clustering.centroids import Centroids
 from coterie.methods.embedding.clustering.rules import check_rule, choose
-from coterie.methods.embedding.clustering.ward import Floats
+from coterie.methods.embedding.copies import filled
 from coterie.methods.embedding.drift import with_embeddings
-from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups, WhichClasses
+from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups
 from coterie.methods.embedding.panels import embedding_panels
 from coterie.methods.embedding.pretraining import pretrained
 from coterie.methods.embedding.settings import Settings
@@ -89,50 +82,53 @@ class Embedding(Settings):
     @on_client("embeddings")
     def embed(self, c: Cohort, sent: Encoder) -> Embedded:
         """On the client (Algorithm 1): mean code of each class (or block), as bits, some of them flipped."""
+        return self._sent(c, sent, with_classes=False)
+
+    @on_client("embeddings", "labels")
+    def embed_known(self, c: Cohort, sent: Encoder) -> Embedded:
+        """On the client (ours): the same with copies in the place of missing classes, and a bit a class: is it held."""
+        return self._sent(c, sent, with_classes=True)
+
+    def _sent(self, c: Cohort, sent: Encoder, *, with_classes: bool) -> Embedded:
         rows, blocks = [], self.blocks_of(c.task)
         for index, (client, data) in enumerate(zip(c.ids, c.data, strict=True)):
             # not keyed by the round, nor on a device by the run: asked again, the same data get the same answer
             noise, coins = (c.private_rng(index, purpose) for purpose in ("missing classes", "flips"))
             codes, labels = in_blocks(sent.codes(data.train, c.task), data.train.y, c.task.kind, blocks)
-            bits = binarise(class_means(codes, labels, blocks, noise))
-            rows.append(pack_bits(flip(bits, max(self.flip_of(client), c.least_flip), coins)))
+            bits, chance = binarise(class_means(codes, labels, blocks, noise)), max(self.flip_of(client), c.least_flip)
+            if with_classes:
+                held = held_classes(data.train.y, blocks)
+                more = flip(held, chance, c.private_rng(index, "flips of classes held"))
+                told = [flip(filled(bits, held, self.copies), chance, coins), more]
+            else:
+                told = [flip(bits, chance, coins)]
+            rows.append(pack_bits(np.concatenate(told)))
         return Embedded(torch.stack(rows))
 
-    @on_client("labels")
-    def tell_classes(self, c: Cohort, sent: WhichClasses) -> Embedded:
-        """On the client (ours): one bit a class, whether it has a sample of it, flipped as an embedding is."""
-        rows = []
-        for index, (client, data) in enumerate(zip(c.ids, c.data, strict=True)):
-            held, coins = held_classes(data.train.y, sent.classes), c.private_rng(index, "flips of classes held")
-            rows.append(pack_bits(flip(held, max(self.flip_of(client), c.least_flip), coins)))
-        return Embedded(torch.stack(rows))
-
-    def _embeddings(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> tuple[list[ClientId], Bits]:
+    def _embeddings(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> Told:
         """The embeddings of those who answered."""
-        half, length = state.autoencoder.half, state.autoencoder.code * self.blocks_of(fed.task)
-        return bits_told(fed, ids, self.embed, half, length)
+        half, blocks = state.autoencoder.half, self.blocks_of(fed.task)
+        if not self.tells_classes(fed.task):
+            return Told(*bits_told(fed, ids, self.embed, half, half.code * blocks))
+        question = Question(self.embed_known, self.embed, self.flip_of, blocks, self.copies)
+        return embeddings_told(fed, ids, question, half, None if state.usual is None else state.usual.numpy())
 
     def _clustered(self, state: Groups, fed: Federation) -> Groups:
         """Algorithm 3, lines 4 to 13."""
-        ids, bits = self._embeddings(state, fed, fed.ids)
-        if not ids:
+        told = self._embeddings(state, fed, fed.ids)
+        if not told.ids:
             return state
-        held, blocks = self._held(fed, ids), self.blocks_of(fed.task)
-        choice = choose(bits, blocks, self.rule, min_size=self.min_size, seed=fed.seed, held=held)
+        blocks = self.blocks_of(fed.task)
+        choice = choose(told.bits, blocks, self.rule, min_size=self.min_size, seed=fed.seed, held=told.held)
         return replace(
             state,
             models=spread(row(state.models, 0), choice.clusters),
-            cluster=dict(zip(ids, choice.labels.tolist(), strict=True)),
-            bits=dict(zip(ids, map(pack_bits, bits), strict=True)),
-            centroids=Centroids.of(bits, choice.labels),
+            cluster=dict(zip(told.ids, choice.labels.tolist(), strict=True)),
+            bits=dict(zip(told.ids, map(pack_bits, told.bits), strict=True)),
+            centroids=Centroids.of(told.bits, choice.labels),
             heights=torch.from_numpy(choice.tree.heights),
+            usual=None if told.usual is None else torch.from_numpy(told.usual),
         )
-
-    def _held(self, fed: Federation, ids: Sequence[ClientId]) -> Floats | None:
-        """How probable it is that each client holds each class, if the rule asks for it."""
-        if not self.tells_classes or fed.task.kind not in ("classification", "binary"):
-            return None
-        return classes_held(fed, ids, self.tell_classes, self.flip_of)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -170,14 +166,15 @@ class Embedding(Settings):
         new = [client for client in new if client not in state.cluster]
         if not new or state.centroids is None:
             return state
-        ids, bits = self._embeddings(state, fed, new)
-        found = self.newcomers == "found"
-        return with_embeddings(state, ids, bits, self.blocks_of(fed.task), found=found)[0] if ids else state
+        told, found = self._embeddings(state, fed, new), self.newcomers == "found"
+        if not told.ids:
+            return state
+        return with_embeddings(state, told.ids, told.bits, self.blocks_of(fed.task), found=found)[0]
 
     def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
         """Clients embed again; those that have left their cluster go to the nearest, or found one (see `follow`)."""
-        ids, bits = self._embeddings(state, fed, [client for client in fed.ids if client in state.cluster])
-        return with_embeddings(state, ids, bits, self.blocks_of(fed.task)) if ids else (state, {})
+        told = self._embeddings(state, fed, [client for client in fed.ids if client in state.cluster])
+        return with_embeddings(state, told.ids, told.bits, self.blocks_of(fed.task)) if told.ids else (state, {})
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 

@@ -49,6 +49,17 @@ def embedding_panels(
         panels.append(_decoded(autoencoder, bits, clusters))
     flips = [settings.flip_of(client) for client in some]
     panels.append(_privacy(flips, bits.shape[1], 2 if settings.reembed else 1))
+    if state.usual is not None:
+        panels.append(
+            Text(
+                "Classes that clients lack",
+                [
+                    f"Clients also say which classes they hold, {len(state.usual)} bits flipped in the same way, and "
+                    f"send a code up to {settings.copies} times where classes are missing: read such codes as flipped "
+                    "less, and the classes held as told (docs/privacy.md)."
+                ],
+            )
+        )
     return panels
 
 

@@ -57,6 +57,12 @@ class Settings(PaperSettings):
         default="found",
         metadata={"help": "several newcomers unlike all others found a cluster, or all go to the nearest (paper)"},
     )
+    copies: int = field(
+        default=3,
+        metadata={
+            "help": "rules either and mixture: how often a code is sent at most, in the place of missing classes"
+        },
+    )
     blocks: int = field(default=8, metadata={"help": "of numbers to predict: blocks by quantile, in place of classes"})
     reembed: int = field(default=0, metadata={"help": "clients embed again every so many rounds (drift); 0: never"})
 
@@ -85,7 +91,7 @@ class Settings(PaperSettings):
         super().__post_init__()
         for key in ("public_epochs", "encoder_rounds", "encoder_epochs", "min_size", "shared", "reembed"):
             self._require(getattr(self, key) >= 0, key, "be at least 0")
-        for key in ("encoder_steps", "encoder_batch", "blocks"):
+        for key in ("encoder_steps", "encoder_batch", "blocks", "copies"):
             self._require(getattr(self, key) >= 1, key, "be at least 1")
         for key in ("encoder_fraction", "encoder_lr"):
             self._require(getattr(self, key) > 0, key, "be above 0")
@@ -98,10 +104,9 @@ class Settings(PaperSettings):
                 f"embedding: pretraining={self.pretraining} needs a public set; give public=fashion-mnist."
             )
 
-    @property
-    def tells_classes(self) -> bool:
-        """Whether clients also say, in one flipped bit a class, which classes they hold."""
-        return self.rule in ("either", "mixture")
+    def tells_classes(self, task: Task) -> bool:
+        """Whether clients also say, in one flipped bit a class, which classes they hold, and send `copies`."""
+        return self.rule in ("either", "mixture") and task.kind in ("classification", "binary")
 
     def blocks_of(self, task: Task) -> int:
         """How many mean codes a client sends: one a class or label; of a number to predict, one a quantile."""
