@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import Result, run
+from coterie import Result, load, run
 from coterie.core.errors import Interrupted
 from coterie.core.groupings import adjusted_rand
 from coterie.core.samples import ClientData, Samples
@@ -118,6 +118,11 @@ def test_a_run_that_has_found_a_domain_late_can_be_resumed_and_used(newcomers: L
         with pytest.raises(Interrupted):
             late(newcomers, domains=4, out=tmp_path / f"at{stop}", view=StopAt(stop))
         assert fingerprint(late(newcomers, domains=4, out=tmp_path / f"at{stop}", resume=True)) == fingerprint(whole)
+    last = newcomers.ids[-1]
+    model = partial(build_model, "digits-mlp", tuple(newcomers.shape), newcomers.classes)
+    told = load(tmp_path / "whole", model=model).predict(last, newcomers.client(last).test.x)
+    right = float(np.mean(np.asarray(told) == newcomers.client(last).test.y.numpy()))
+    assert right == pytest.approx(whole.per_client_accuracy[-1])
 
 
 def test_a_client_that_mixes_domains_is_told_sample_by_sample_beside_pure_ones() -> None:
