@@ -89,6 +89,10 @@ class RoundMethod(ABC, Generic[S]):
         """The task this method really trains; a method that changes the network wraps it here."""
         return task
 
+    def task_in(self, state: S, task: Task) -> Task:
+        """The task that is trained in this state, from the one that this method trains at first."""
+        return task
+
     @abstractmethod
     def init(self, fed: Federation) -> S:
         """The state before the first round."""
@@ -195,6 +199,15 @@ class RoundMethod(ABC, Generic[S]):
         return []
 
 
+def without(replies: Replies[R], places: Collection[int]) -> Replies[R]:
+    """The replies but for those in these places."""
+    assert replies.value is not None
+    kept = [place for place in range(len(replies.ids)) if place not in places]
+    skeleton, tensors = wire.pack(replies.value)
+    value: R = wire.unpack(type(replies.value), skeleton, spill.taken(tensors, torch.tensor(kept)))
+    return Replies(tuple(replies.ids[place] for place in kept), value, replies.failed)
+
+
 @dataclass(frozen=True)
 class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
     """A method with a server. Its fields are its settings: the same names in Python, in TOML and on the command line.
@@ -222,10 +235,7 @@ class ServerMethod(LocalTraining, RoundMethod[S], Generic[S]):
             fed.refuse(replies.ids[place], f"its update is {times:.3g} times as long as the median of this round")
         if not far:
             return replies
-        kept = [place for place in range(len(replies.ids)) if place not in far]
-        skeleton, tensors = wire.pack(replies.value)
-        value: R = wire.unpack(type(replies.value), skeleton, spill.taken(tensors, torch.tensor(kept)))
-        return Replies(tuple(replies.ids[place] for place in kept), value, replies.failed)
+        return without(replies, far)
 
     @property
     @override

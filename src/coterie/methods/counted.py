@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
@@ -16,6 +17,7 @@ from coterie.methods.base import ServerMethod
 S = TypeVar("S")
 OPEN = 0
 """What the setting holds where the number is to be found out."""
+_PART = re.compile(r"of_([1-9]\d{0,3})")
 
 
 def number_of(what: str, symbol: str) -> dict[str, Any]:
@@ -38,6 +40,18 @@ class Counted(ServerMethod[S]):
     def number(self) -> int:
         """How many groups there are; `OPEN` where that is to be found out."""
         return int(getattr(self, self.counts))
+
+    def of(self, number: int) -> Self:
+        """The method with another number, which its orders tell the clients."""
+        settings: dict[str, Any] = {self.counts: number}
+        method = replace(self, **settings)
+        object.__setattr__(method, "part", f"of_{number}")
+        return method
+
+    def part_of(self, name: str) -> Self | None:
+        """The method with the number that its orders name; None where they name none."""
+        number = _PART.fullmatch(name)
+        return self.of(int(number[1])) if number else None
 
     @abstractmethod
     def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> S:

@@ -10,7 +10,6 @@ of that in each look, and second models from auto's allowance, 0.09 a visit.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
@@ -37,8 +36,6 @@ from coterie.methods.served import Use, use
 
 FIRST, AFTER = 6, 3
 """Visits of every client after which nothing more is expected: of one group, and after the last change."""
-_OF = "of_"
-_NUMBER = re.compile(r"of_[1-9]\d{0,3}")
 
 
 @dataclass(frozen=True)
@@ -92,26 +89,21 @@ class HowMany(RoundMethod[Any]):
         """The rounds of asking, or the method with the number that its orders name."""
         if name in ("", Asking.part):
             return self.asking if name else self
-        return self.known(int(name.removeprefix(_OF))) if _NUMBER.fullmatch(name) else None
+        return self.method.part_of(name)
 
     @property
     def asking(self) -> Asking:
         """The rounds of asking, with this method's training."""
         return Asking(**{each.name: getattr(self.method, each.name) for each in fields(ServerMethod)})
 
-    def known(self, number: int) -> Counted[Any]:
-        """The method with its number, which its orders tell the clients."""
-        settings: dict[str, Any] = {self.method.counts: number}
-        method = replace(self.method, **settings)
-        object.__setattr__(method, "part", f"{_OF}{number}")
-        return method
-
     def _now(self, state: Any) -> tuple[RoundMethod[Any], Any]:
-        return (self.asking, state.asked) if state.asked is not None else (self.known(state.number), state.own)
+        return (self.asking, state.asked) if state.asked is not None else (self.method.of(state.number), state.own)
 
     def task_in(self, state: Any, task: Task) -> Task:
         """The task that is trained in this state: that of the method may depend on the number."""
-        return changed_task(self._now(state)[0], task)
+        now, own = self._now(state)
+        changed = changed_task(now, task)
+        return changed if own is None else now.task_in(own, changed)
 
     @contextmanager
     def _during(self, state: Any, fed: Federation) -> Iterator[tuple[Any, Any]]:

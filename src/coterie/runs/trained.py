@@ -28,7 +28,6 @@ from coterie.data.own import OwnPopulation
 from coterie.data.schema import Schema, read_schema
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import RoundMethod
-from coterie.methods.how_many import HowMany
 from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
 from coterie.runs.config import from_tables, read_tables
@@ -287,9 +286,9 @@ class TrainedRun:
     def _trained_task(self, task: Task, state: Callable[[], Any]) -> Task:
         """The task as the method trained it in the end."""
         method = self._method
-        if isinstance(method, HowMany) and self._folder.kind is not RunKind.CLIENT:  # a client has no state of it
-            return method.task_in(state(), task)
-        return method.task(task)
+        if self._folder.kind is RunKind.CLIENT:  # a client has no state of it
+            return method.task(task)
+        return method.task_in(state(), method.task(task))
 
     @cached_property
     def _state(self) -> Any:

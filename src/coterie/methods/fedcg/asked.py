@@ -17,7 +17,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, count, mean
 from coterie.methods.fedcg.features import FeatureFinder
 from coterie.methods.fedcg.messages import Domains
-from coterie.methods.fedcg.network import DomainNet
+from coterie.methods.fedcg.wrapping import domain_net
 
 if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG
@@ -39,7 +39,8 @@ def begun(method: FedCG, fed: Federation, models: Stack, cluster: Mapping[Client
         return replace(state, cluster=dict(cluster), pooled=True)
     if method.find != "features":
         return method.finder.begin(state, fed)
-    finder = FeatureFinder(method)
+    finder = method.finder
+    assert isinstance(finder, FeatureFinder)
     found, came = finder.found(fed)
     if found is not None and _alike(cluster, dict(zip(came, found.labels.tolist(), strict=True))):
         return finder.taken(state, found)
@@ -60,8 +61,7 @@ def mean_network(fed: Federation, models: Stack, cluster: Mapping[ClientId, int]
 
 def least_loss_domain(c: Cohort, models: Stack) -> Tensor:
     """The domain in which the one network fits each client's training part best, [C]."""
-    net = c.task.module
-    assert isinstance(net, DomainNet)
+    net = domain_net(c.task)
     losses = []
     for d in range(net.domains):
         side = c.beside([torch.full((len(client.train),), d) for client in c.data])

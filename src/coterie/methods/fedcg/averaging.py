@@ -9,6 +9,7 @@ from torch import Tensor
 
 from coterie.core.aggregate import combined, combined_one
 from coterie.core.states import State
+from coterie.methods.fedcg.graph import distance_adjacency
 from coterie.methods.fedcg.messages import Report
 from coterie.methods.fedcg.settings import Settings
 
@@ -16,8 +17,21 @@ from coterie.methods.fedcg.settings import Settings
 def averaged(settings: Settings, replies: Report, previous: State, residuals: Sequence[str]) -> State:
     """FedAvg (equation 2); V of a domain by its samples, or (reach) by those of all domains that borrow from it.
 
-    With `averaging = "clients"` the untouched copies of clients without samples of a domain are averaged in, too.
+    With `averaging = "clients"` the untouched copies of clients without samples of a domain are averaged in, too. Then
+    A is that of the new residuals (equation 6), where it comes from distances.
     """
+    model = _averaged(settings, replies, previous, residuals)
+    if settings.graph == "distance":
+        theta = torch.cat([model[name].double() for name in residuals], dim=1)
+        samples = samples_by_domain(replies).sum(0)
+        found = distance_adjacency(
+            theta, settings.beta, sharpness=settings.sharpness, samples=samples, few=settings.few
+        )
+        model["adjacency"] = found.to(model["adjacency"].dtype)
+    return model
+
+
+def _averaged(settings: Settings, replies: Report, previous: State, residuals: Sequence[str]) -> State:
     model = combined_one(settings.aggregate, replies.model, replies.size, previous)
     if settings.averaging == "clients":
         return model

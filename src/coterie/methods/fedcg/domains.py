@@ -20,7 +20,7 @@ from coterie.core.threads import one_thread_everywhere
 _SIDE = 14
 """Images are looked at in at most so many pixels a side."""
 _GAIN, _SHIFT = 1.5, 0.5
-_SMALLEST_SCALE = 1e-3
+SMALLEST_SCALE = 1e-3
 _FLOOR = 0.02
 """The least probability of a domain: a single odd image must not outvote all others of its client."""
 
@@ -119,10 +119,7 @@ def find_domains(moments: Moments, domains: int, seed: int, ridge: float) -> Fou
     is put right by what it must confuse (as one learns from label proportions).
     """
     number = moments.number
-    samples = max(float(number.sum()), 1.0)
-    mean = moments.total.sum(0) / samples
-    scale = (moments.products.diagonal() / samples - mean**2).clamp_min(0).sqrt() + _SMALLEST_SCALE
-    centred = (moments.total / number.clamp_min(1)[:, None] - mean) / scale
+    mean, scale, centred = _standard(moments)
     present = number > 0
     shares = torch.zeros(len(number), domains, dtype=torch.float64)
     shares[:, 0] = 1.0
@@ -132,8 +129,27 @@ def find_domains(moments: Moments, domains: int, seed: int, ridge: float) -> Fou
     if unevenness > UNEVEN:
         shares[present] = simplex_shares(centred[present], number[present], domains)
         weight = _ridge(moments, mean, scale, centred, shares, ridge) @ torch.linalg.pinv(_confusion(shares, number))
-    student = {"mean": mean.float(), "scale": scale.float(), "weight": weight.float()}
-    return Found(shares, student, unevenness)
+    return Found(shares, _student(mean, scale, weight), unevenness)
+
+
+def student_of(total: Tensor, number: Tensor, products: Tensor, ridge: float) -> State:
+    """The student of known domains: sums [D, h] and samples [D] of each, and the sum of x x^T over all samples."""
+    moments = Moments(total.double(), number.double(), products.double(), torch.zeros_like(products.double()))
+    mean, scale, centred = _standard(moments)
+    shares = torch.eye(len(number), dtype=torch.float64)
+    return _student(mean, scale, _ridge(moments, mean, scale, centred, shares, ridge))
+
+
+def _student(mean: Tensor, scale: Tensor, weight: Tensor) -> State:
+    return {"mean": mean.float(), "scale": scale.float(), "weight": weight.float()}
+
+
+def _standard(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean and deviation of all samples, and the clients' means in these units."""
+    samples = max(float(moments.number.sum()), 1.0)
+    mean = moments.total.sum(0) / samples
+    scale = (moments.products.diagonal() / samples - mean**2).clamp_min(0).sqrt() + SMALLEST_SCALE
+    return mean, scale, (moments.total / moments.number.clamp_min(1)[:, None] - mean) / scale
 
 
 def _ridge(moments: Moments, mean: Tensor, scale: Tensor, centred: Tensor, shares: Tensor, ridge: float) -> Tensor:

@@ -17,7 +17,7 @@ from coterie.methods.fedcg.domains import UNEVEN, Found, Moments, features_of, f
 from coterie.methods.fedcg.finders import Finder, domain_seed
 from coterie.methods.fedcg.messages import Domains, Sent, Sums
 
-_AT_ONCE = 32
+AT_ONCE = 32
 """So many clients' second moments are held by the server together."""
 
 
@@ -45,8 +45,8 @@ class FeatureFinder(Finder):
     def found(self, fed: Federation) -> tuple[Found | None, list[ClientId]]:
         """The domains of those who answered, in this order."""
         method, moments, ids, came = self.method, None, sorted(fed.ids), list[ClientId]()
-        for begin in range(0, len(ids), _AT_ONCE):
-            replies = fed.ask(method.describe, ids[begin : begin + _AT_ONCE], same=Nothing())
+        for begin in range(0, len(ids), AT_ONCE):
+            replies = fed.ask(method.describe, ids[begin : begin + AT_ONCE], same=Nothing())
             value = replies.value
             if value is not None:
                 came += replies.ids
@@ -67,14 +67,15 @@ class FeatureFinder(Finder):
         return replace(state, cluster={**state.cluster, **dict(zip(replies.ids, chosen, strict=True))})
 
     def seen(self, c: Cohort, sent: Sent, index: int, samples: Samples) -> Tensor:
-        """The student's posterior; without one, the domain that the server knows of the client."""
-        if not sent.student:
+        """The domain that the server knows of the client; where it knows none, the student's posterior."""
+        if not sent.student or int(sent.domain[index]) >= 0:
             return self._known(int(sent.domain[index]), len(samples))
         return self._posterior(sent.student, c.task.inputs(samples.x), c.seed)
 
     def told(self, state: Domains, domain: int, seed: int, x: Tensor) -> Tensor:
         """Likewise."""
-        return self._posterior(state.student, x, seed) if state.student else self._known(domain, len(x))
+        known = not state.student or (domain >= 0 and state.looks is not None and state.pooled)
+        return self._known(domain, len(x)) if known else self._posterior(state.student, x, seed)
 
     def _known(self, domain: int, samples: int) -> Tensor:
         every = self.method.domains

@@ -16,7 +16,7 @@ from coterie.core.aggregate import combined, combined_one
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.evaluation import probabilities
-from coterie.core.federation import Federation
+from coterie.core.federation import Federation, Replies
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientData, ClientId, Normalise, Samples
 from coterie.core.states import Stack, State, distance, flat, spread, stack
@@ -82,6 +82,10 @@ class Finder(ABC):
     def distilled(self, c: Cohort, sent: Sent, labels: Sequence[Tensor]) -> Stack:
         """Each client's student after it has learnt the domains of the training samples, where it learns."""
         return {}
+
+    def of_now(self, state: Domains, replies: Replies[Report]) -> tuple[Domains, Replies[Report]]:
+        """The replies of clients whose domain is still the one that they were sent."""
+        return state, replies
 
     def renewed(self, state: Domains, replies: Report, round: int) -> Domains:
         """With the clients' students taken in."""

@@ -10,6 +10,24 @@ from coterie.core.states import Stack, State
 
 
 @dataclass(frozen=True)
+class Looks:
+    """Ours: what the server has learnt of features class by class, by domain (`means = "classes"`).
+
+    Sums [D, K, h] and samples [D, K] of the clients of each domain, their number [D] (0: a domain that is free), and
+    the sum of x x^T over all samples, [h, h]. `marks` are those of the data that clients have described; `again` who
+    is to describe them once more, because they are others now; `tries` how often a client has not answered.
+    """
+
+    sums: Tensor
+    counts: Tensor
+    members: Tensor
+    products: Tensor
+    marks: dict[str, int]
+    again: list[str]
+    tries: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Domains:
     """The network, what tells domains apart, and how evenly they were used in every round.
 
@@ -26,6 +44,7 @@ class Domains:
     pooled: bool
     samples: list[float]
     history: dict[str, list[float]]
+    looks: Looks | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,23 @@ class Report:
     counts: Tensor
     agreed: Tensor
     size: Tensor
+
+
+@dataclass(frozen=True)
+class MarkedReport(Report):
+    """Ours: the same, and a mark of the client's data, by which the server sees that they are others now."""
+
+    mark: Tensor
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Ours: sums of a client's features by class [K, h], of their products, samples by class [K], and its mark."""
+
+    sums: Tensor
+    products: Tensor
+    counts: Tensor
+    mark: Tensor
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The defaults (preset "robust") are ours, inspired by FedCG: residuals for each d
 The preset "paper" is the method as it was written; docs/results/fedcg.md says what was chosen where its words are
 open. The paper's symbols: theta_a what all domains share and theta_s^d = V the residuals of domain d (`state.model`),
 lambda their weight, A and W the graph's, g_phi the teacher and g_varphi the student (`finders.TeacherFinder`), T
-`teacher_every`. What is ours is in `features`, `domains` and `equipartition`, and in `settings.Settings`.
+`teacher_every`. What is ours is in `features`, `domains`, `classes`, `growing` ..., and in `settings.Settings`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation, Nothing, Replies, on_client
+from coterie.core.jobs import changed_task
 from coterie.core.panels import Panel
-from coterie.core.samples import ClientId, Samples
+from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, spread, stack
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
@@ -31,15 +31,17 @@ from coterie.methods.counted import OPEN
 from coterie.methods.fedcg.alone import RoutedNet
 from coterie.methods.fedcg.asked import begun, least_loss_domain
 from coterie.methods.fedcg.averaging import averaged, samples_by_domain
+from coterie.methods.fedcg.class_finder import ClassFinder, class_sums, marks
 from coterie.methods.fedcg.equipartition import weighed
 from coterie.methods.fedcg.features import FeatureFinder, feature_sums
 from coterie.methods.fedcg.finders import Finder, MetadataFinder, ModelFinder, OracleFinder, TeacherFinder
-from coterie.methods.fedcg.graph import distance_adjacency
-from coterie.methods.fedcg.messages import Domains, Report, Sent, Sums, Weigh, Weighed
+from coterie.methods.fedcg.growing import during, grown
+from coterie.methods.fedcg.messages import ClassSums, Domains, MarkedReport, Report, Sent, Sums, Weigh, Weighed
 from coterie.methods.fedcg.network import DomainNet
 from coterie.methods.fedcg.panels import domain_panels, measures
 from coterie.methods.fedcg.settings import Settings
-from coterie.methods.fedcg.wrapping import Wrapping, plain
+from coterie.methods.fedcg.use import trained_on, used
+from coterie.methods.fedcg.wrapping import Wrapping, domain_net, plain
 from coterie.methods.served import Use
 
 _COMMON = ("model", "teacher", "student")
@@ -69,12 +71,14 @@ class FedCG(Settings):
         """The same task with domain layers in its network, once their number is known."""
         if self.domains == OPEN:
             return task
+        task = plain(task) if isinstance(task.model, Wrapping) else task
         return replace(task, model=Wrapping(self.network, task.model), _local=threading.local())
 
     @property
     def finder(self) -> Finder:
         """What finds the domains."""
-        return FINDERS[self.find](self)
+        by_class = self.find == "features" and self.means == "classes"
+        return ClassFinder(self) if by_class else FINDERS[self.find](self)
 
     def init(self, fed: Federation) -> Domains:
         """The network, and domains to begin with."""
@@ -86,12 +90,23 @@ class FedCG(Settings):
 
     def admit(self, state: Domains, fed: Federation, new: Sequence[ClientId]) -> Domains:
         """Only k-means on models must ask newcomers: they train once and go to the nearest centre."""
-        return self.finder.admit(state, fed, new)
+        with during(self, state, fed) as now:
+            return now.finder.admit(state, fed, new)
+
+    def task_in(self, state: Domains, task: Task) -> Task:
+        """Ours: with as many domains as have been found by now."""
+        now = grown(self, state)
+        return task if now is self else changed_task(now, task)
 
     @on_client("features")
     def describe(self, c: Cohort, sent: Nothing) -> Sums:
         """On the client: sums of features and of their products (ours)."""
         return feature_sums(c, self.features)
+
+    @on_client("features", "labels")
+    def describe_classes(self, c: Cohort, sent: Nothing) -> ClassSums:
+        """On the client: the same class by class, with the samples of each class (ours)."""
+        return class_sums(c, self.features)
 
     @on_client("scores")
     def choose(self, c: Cohort, sent: Models) -> Choice:
@@ -116,24 +131,25 @@ class FedCG(Settings):
 
     def step(self, state: Domains, fed: Federation) -> tuple[Domains, Log]:
         """Train network and student on the sampled clients, average, then measure how close domains are."""
-        finder = self.finder
-        ids, state = fed.sample(self.fraction), finder.search(state, fed)
-        replies = fed.ask(self.train, ids, each=self._message(state, fed, ids), common=_COMMON)
-        replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
+        ids = fed.sample(self.fraction)
+        with during(self, state, fed) as now:
+            state = now.finder.search(state, fed)
+        with during(self, state, fed) as now:  # domains may have been found late
+            return now.trained(state, fed, ids)
+
+    def trained(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> tuple[Domains, Log]:
+        """The state after these clients have trained."""
+        train = self.train if state.looks is None else self.train_marked
+        replies: Replies[Report] = fed.ask(train, ids, each=self._message(state, fed, ids), common=_COMMON)
+        state, replies = self.finder.of_now(state, self.usable(fed, replies, spread(state.model, len(replies.ids))))
         if replies.value is None:
             return state, {}
-        net = fed.task.module
-        assert isinstance(net, DomainNet)
+        net = domain_net(fed.task)
         counts = samples_by_domain(replies.value).sum(0)
         model = averaged(self, replies.value, state.model, net.residuals)
-        if self.graph == "distance":
-            theta = torch.cat([model[name].double() for name in net.residuals], dim=1)
-            model["adjacency"] = distance_adjacency(
-                theta, self.beta, sharpness=self.sharpness, samples=counts, few=self.few
-            ).to(model["adjacency"].dtype)
         log = measures(model, counts, replies.value.agreed, net.scales)
         history = {key: [*state.history.get(key, []), value] for key, value in log.items() if isinstance(value, float)}
-        after = finder.renewed(state, replies.value, fed.round)
+        after = self.finder.renewed(state, replies.value, fed.round)
         return replace(after, model=model, samples=counts.tolist(), history={**state.history, **history}), log
 
     def _message(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Sent:
@@ -144,42 +160,27 @@ class FedCG(Settings):
     @on_client("models")
     def train(self, c: Cohort, sent: Sent) -> Report:
         """On the client: every sample trains the residuals of its domain; then the student learns from the teacher."""
-        finder = self.finder
-        seen = [finder.seen(c, sent, index, client.train) for index, client in enumerate(c.data)]
-        labels = [finder.taught(c, sent, client.train, own) for client, own in zip(c.data, seen, strict=True)]
-        model = local_sgd(c.beside(labels), spread(sent.model, len(c)), self.opt)
-        counts = [torch.bincount(own, minlength=self.domains) for own in labels]
-        agreed = [(own.argmax(1) == label).sum() for own, label in zip(seen, labels, strict=True)]
-        return Report(model, finder.distilled(c, sent, labels), torch.stack(counts), torch.stack(agreed), c.size)
+        return trained_on(self, c, sent)
+
+    @on_client("models")
+    def train_marked(self, c: Cohort, sent: Sent) -> MarkedReport:
+        """On the client: the same, and a mark of its data (ours)."""
+        return MarkedReport(**vars(self.train(c, sent)), mark=marks(c))
 
     def ask_about_models(
         self, state: Domains, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
     ) -> Replies[A]:
         """Clients get the network and what finds the domains of their samples."""
-        message = self._message(state, fed, ids)
-        return fed.ask(function, ids, each=message, common=_COMMON, purpose="evaluation")
+        with during(self, state, fed) as now:
+            message, asked = now._message(state, fed, ids), getattr(now, function.__name__)
+            return fed.ask(asked, ids, each=message, common=_COMMON, purpose="evaluation")
 
     def uses(self, c: Cohort, sent: Sent) -> Use:
         """On the client: every test sample by its own domains, or all by what they look like together.
 
         Their domains are found without their labels. Samples that are trained on get the domains that training gives.
         """
-        finder = self.finder
-
-        def routed(index: int, samples: Samples) -> Tensor:
-            return finder.together(sent, finder.seen(c, sent, index, samples))
-
-        def side(index: int, samples: Samples) -> Tensor:
-            return routed(index, samples) if self.soft else routed(index, samples).argmax(1)
-
-        def taught(index: int, samples: Samples) -> Tensor:
-            return finder.taught(c, sent, samples, finder.seen(c, sent, index, samples))
-
-        weights = [routed(index, client.test) for index, client in enumerate(c.data)]
-        main = torch.stack([own.mean(0).nan_to_num().argmax() for own in weights])
-        sides = weights if self.soft else [own.argmax(1) for own in weights]
-        cohort = c.beside(sides, "test").beside_lazily(taught, "train").beside_lazily(side, "valid")
-        return Use(cohort, spread(sent.model, len(c)), main)
+        return used(self, c, sent)
 
     def model_for(self, state: Domains, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """One network for everyone; which residuals it uses is decided by the samples."""
@@ -192,7 +193,8 @@ class FedCG(Settings):
     def ready(self, network: nn.Module, state: Domains, group: int | None, seed: int) -> nn.Module:
         """The network that routes its inputs itself."""
         assert isinstance(network, DomainNet)
-        return RoutedNet(network, partial(self.finder.routed, state, -1 if group is None else group, seed), self.soft)
+        finder = grown(self, state).finder
+        return RoutedNet(network, partial(finder.routed, state, -1 if group is None else group, seed), self.soft)
 
     def panels(self, state: Domains, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """Collapse, the weight of the residuals and the adjacency."""

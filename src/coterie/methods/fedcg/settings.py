@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from coterie.core.states import State
+from coterie.methods.base import RoundMethod
 from coterie.methods.counted import Counted, number_of
 from coterie.methods.fedcg.graph import FixedAdjacency, Graph, Sigma, WKind, fixed_adjacency
 from coterie.methods.fedcg.layers import ResidualStart
@@ -62,6 +63,13 @@ class Settings(PaperSettings):
         metadata={
             "help": "domains from clients' mean features, teacher and student, k-means on clients' models, the true "
             "groups, or metadata beside the samples"
+        },
+    )
+    means: Literal["classes", "inputs"] = field(
+        default="classes",
+        metadata={
+            "help": "mean features of each class (skewed and swapped labels are told from domains, clients tell label "
+            "counts; domains may be found late), or of all inputs (groups that differ in labels alone are not seen)"
         },
     )
     sharpness: float = field(default=1.0, metadata={"help": "power of the similarities in A; 1 is equation 6"})
@@ -125,6 +133,10 @@ class Settings(PaperSettings):
         """Only where the domains are the true groups."""
         return self.find == "oracle"
 
+    def part_named(self, name: str) -> RoundMethod[Any] | None:
+        """Ours: the method with as many domains as have been found by now."""
+        return self if not name else self.part_of(name)
+
     def network(self, base: nn.Module) -> DomainNet:
         """A network with this method's domain layers."""
         first: FixedAdjacency = self.graph_start if self.graph == "distance" else self.graph
@@ -137,4 +149,4 @@ class Settings(PaperSettings):
     def blank(self, model: State) -> Domains:
         """A network, and nothing known of domains."""
         none = torch.zeros(0)
-        return Domains(model, {}, {}, {}, none, none, self.routing == "pooled", [], {})
+        return Domains(model, {}, {}, {}, none, none, self.routing == "pooled", [], {}, None)

@@ -31,3 +31,10 @@ def plain(task: Task) -> Task:
     """The task without domain layers; made once, because its scratch network is."""
     assert isinstance(task.model, Wrapping)
     return replace(task, model=task.model.plain, _local=threading.local())
+
+
+def domain_net(task: Task) -> DomainNet:
+    """The network with domain layers that a task trains."""
+    net = task.module
+    assert isinstance(net, DomainNet)
+    return net
