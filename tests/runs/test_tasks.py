@@ -17,7 +17,8 @@ from coterie.core.errors import CoterieError
 from coterie.core.metrics import Metric
 from coterie.core.personal import personal_models
 from coterie.core.samples import ClientData
-from coterie.core.task import Task, chosen_kind
+from coterie.core.targets import chosen_kind
+from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
 from coterie.runs.view import NotesOnly

@@ -9,6 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from coterie.core.errors import CoterieError, unknown
+
 TaskKind = Literal["classification", "binary", "multilabel", "regression"]
 """One class of several, one of two, any number of labels at once, or numbers."""
 TaskName = Literal["auto", "classification", "binary", "multilabel", "regression"]
@@ -58,3 +60,22 @@ class TargetScale:
 def _columns(y: Tensor) -> Tensor:
     """Targets as [n, d] in double precision."""
     return y.double().reshape(len(y), -1)
+
+
+def chosen_kind(task: TaskName, found: TaskKind, classes: int, squares: bool = False) -> TaskKind:
+    """The kind of a run: what the user says, if the targets can be that, or what they are.
+
+    Squared errors (`squares`) are those of numbers, so they make a task with whole numbers one of regression.
+    """
+    if task not in TASKS:
+        raise unknown("task", str(task), TASKS)
+    if task == "auto":
+        return "regression" if squares and found in ("classification", "binary") else found
+    counts_as_classes = {task, found} == {"classification", "binary"} and (task == "classification" or classes <= 2)
+    if task in ("regression", found) or counts_as_classes:
+        return task
+    told = {"classification": f"{classes} classes", "binary": "two classes", "multilabel": f"{classes} labels a sample"}
+    raise CoterieError(
+        f"The task is to be {task}, but the targets are {told.get(found, 'numbers')}; "
+        f"set task = {found}, or give other targets."
+    )

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from coterie.core import user_code
 from coterie.core.compiled import BACKENDS, Compiled, Refusal
 from coterie.core.devices import CPU
-from coterie.core.errors import CoterieError, unknown
+from coterie.core.errors import CoterieError
 from coterie.core.losses import LOSSES, LossChoice, LossFn, LossName
 from coterie.core.metrics import METRICS, Metric, MetricFn, chosen_metric
 from coterie.core.rng import key64
 from coterie.core.rows import RowMath
 from coterie.core.samples import Normalise, Population, Samples, kind_of, target_scale_of, tests_alike_of
 from coterie.core.states import State
-from coterie.core.targets import TASKS, TargetScale, TaskKind, TaskName
+from coterie.core.targets import TargetScale, TaskKind, TaskName, chosen_kind
 
 Precision = Literal["full", "bfloat16"]
 DRAWING = threading.RLock()
@@ -111,6 +111,10 @@ class Task:
             made = dataclasses.replace(self, loss=chosen)
             made._check_loss(module, sample, output)
         return made
+
+    def with_model(self, model: nn.Module | Callable[[], nn.Module]) -> Task:
+        """The same task with another network."""
+        return dataclasses.replace(self, model=model, _local=threading.local())
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to make the same task: all but what this one has made of it."""
@@ -305,25 +309,6 @@ class Task:
             if not isinstance(self.loss, str) and output.shape == (*target.shape, 1):
                 user_code.check_shapes(self.loss, target.dtype)
             user_code.gradients(loss, trained, inputs)
-
-
-def chosen_kind(task: TaskName, found: TaskKind, classes: int, squares: bool = False) -> TaskKind:
-    """The kind of a run: what the user says, if the targets can be that, or what they are.
-
-    Squared errors (`squares`) are those of numbers, so they make a task with whole numbers one of regression.
-    """
-    if task not in TASKS:
-        raise unknown("task", str(task), TASKS)
-    if task == "auto":
-        return "regression" if squares and found in ("classification", "binary") else found
-    counts_as_classes = {task, found} == {"classification", "binary"} and (task == "classification" or classes <= 2)
-    if task in ("regression", found) or counts_as_classes:
-        return task
-    told = {"classification": f"{classes} classes", "binary": "two classes", "multilabel": f"{classes} labels a sample"}
-    raise CoterieError(
-        f"The task is to be {task}, but the targets are {told.get(found, 'numbers')}; "
-        f"set task = {found}, or give other targets."
-    )
 
 
 def _measured(population: Population) -> TargetScale:

@@ -9,8 +9,7 @@ from typing import TypeVar, cast
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
-from coterie.core.targets import TaskKind
-from coterie.core.task import chosen_kind
+from coterie.core.targets import TaskKind, chosen_kind
 from coterie.core.terminal import brief, shown
 from coterie.data.agreed import together
 from coterie.data.encoding import MOST_CATEGORIES

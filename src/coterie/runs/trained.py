@@ -20,8 +20,8 @@ from coterie.core.losses import LossChoice, LossFn
 from coterie.core.samples import ClientData, ClientId
 from coterie.core.settings import from_settings
 from coterie.core.states import count
-from coterie.core.targets import TaskKind
-from coterie.core.task import Task, chosen_kind
+from coterie.core.targets import TaskKind, chosen_kind
+from coterie.core.task import Task
 from coterie.data import SCENARIOS
 from coterie.data.new_samples import new_inputs, new_samples
 from coterie.data.own import OwnPopulation

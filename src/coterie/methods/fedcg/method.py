@@ -1,15 +1,15 @@
 """FedCG: domains found in the data, each with residual layers of its own, joined by a graph (Caldarola et al., 2021).
 
 The defaults (preset "robust") are ours, inspired by FedCG: residuals for each domain, but no graph, no W, no teacher.
-The preset "paper" is the method as it was written; docs/results/fedcg.md says what was chosen where its words are
-open. The paper's symbols: theta_a what all domains share and theta_s^d = V the residuals of domain d (`state.model`),
-lambda their weight, A and W the graph's, g_phi the teacher and g_varphi the student (`finders.TeacherFinder`), T
-`teacher_every`. What is ours is in `features`, `domains`, `classes`, `growing` ..., and in `settings.Settings`.
+The preset "paper" is the method as it was written, but for a W that mixes no filters (the paper's does not fit in
+memory); docs/results/fedcg.md says what was chosen where its words are open. The paper's symbols: theta_a what all
+domains share and theta_s^d = V the residuals of domain d (`state.model`), lambda their weight, A and W the graph's,
+g_phi the teacher and g_varphi the student (`finders.TeacherFinder`), T `teacher_every`. What is ours is in `features`,
+`domains`, `classes`, `class_finder`, `growing`, `asked` and `equipartition`, and among the settings in `Settings`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,11 +46,8 @@ from coterie.methods.served import Use
 
 _COMMON = ("model", "teacher", "student")
 FINDERS: dict[str, type[Finder]] = {
-    "features": FeatureFinder,
-    "classifier": TeacherFinder,
-    "models": ModelFinder,
-    "oracle": OracleFinder,
-    "metadata": MetadataFinder,
+    **{"features": FeatureFinder, "classifier": TeacherFinder, "models": ModelFinder},
+    **{"oracle": OracleFinder, "metadata": MetadataFinder},
 }
 """What the setting `find` names."""
 
@@ -63,8 +60,8 @@ class FedCG(Settings):
     title: ClassVar[str] = "FedCG"
     paper: ClassVar[str] = "Caldarola et al. 2021, Cluster-driven graph federated learning over multiple domains"
     summary: ClassVar[str] = "one network with residual layers for every domain that is found in the data"
-    use_when: ClassVar[str] = "inputs come from several domains, also within one client"
-    avoid_when: ClassVar[str] = "the same input has other labels, and the number of domains is given"
+    use_when: ClassVar[str] = "data come from several domains, also within one client; labels may be swapped"
+    avoid_when: ClassVar[str] = "labels are strongly skewed, or two clients take part in a round: 4 to 7 points behind"
     state_type: ClassVar[type[Domains]] = Domains
 
     def task(self, task: Task) -> Task:
@@ -72,7 +69,7 @@ class FedCG(Settings):
         if self.domains == OPEN:
             return task
         task = plain(task) if isinstance(task.model, Wrapping) else task
-        return replace(task, model=Wrapping(self.network, task.model), _local=threading.local())
+        return task.with_model(Wrapping(self.network, task.model))
 
     @property
     def finder(self) -> Finder:

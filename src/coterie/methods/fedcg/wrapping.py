@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from torch import nn
@@ -30,7 +29,7 @@ class Wrapping:
 def plain(task: Task) -> Task:
     """The task without domain layers; made once, because its scratch network is."""
     assert isinstance(task.model, Wrapping)
-    return replace(task, model=task.model.plain, _local=threading.local())
+    return task.with_model(task.model.plain)
 
 
 def domain_net(task: Task) -> DomainNet:
