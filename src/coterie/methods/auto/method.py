@@ -12,7 +12,10 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
    out (`judgement`). The group is split only if its members gain. A client that no longer fits such a group, or
    that is new, is sent the other groups' models as well and goes where its loss is least; strangers found a group.
 5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
-   fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`).
+   fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`). Clients
+   whose labels are as their group's and who have no way of their own do not fine-tune.
+6. **Pace.** A round after which most members of a group lose more than before is taken back, and the group goes on at
+   half the rate (`pace`).
 
 Extra downloads are paid from an allowance (`visits`).
 """
