@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from coterie import Result, run
+from coterie.core import wire
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.states import count, row, spread, stack
@@ -71,6 +72,17 @@ def test_what_is_known_of_a_group_ends_where_its_clients_move() -> None:
     state = state_of(1.0, {"0": Pace(0.25, [0.1], {"w": torch.tensor([1.0])})})
     assert pace.kept(state, False) is state
     assert pace.kept(state, True).paces == {"0": Pace(0.25, [], {})}
+
+
+def test_a_checkpoint_without_paces_is_read() -> None:
+    """One that an older version has written; other fields must be there."""
+    skeleton, tensors = wire.pack(state_of(1.0, {"0": Pace(0.5, [], {})}))
+    assert wire.unpack(Groups, skeleton, tensors).pace.tolist() == [0.5]
+    assert isinstance(skeleton, dict)
+    old = {name: part for name, part in skeleton.items() if name != "paces"}
+    assert wire.unpack(Groups, old, tensors).pace.tolist() == [1.0]
+    with pytest.raises(wire.WireError):
+        wire.unpack(Groups, {name: part for name, part in old.items() if name != "visits"}, tensors)
 
 
 def test_each_client_trains_at_its_own_pace(digits: OwnPopulation) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.states import Stack, State, count
+from coterie.core.wire import LATER
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Groups:
     clear: bool = False
     denied: int = 0
     all_labels: bool = True
-    paces: dict[str, Pace] = field(default_factory=dict)
+    paces: dict[str, Pace] = field(default_factory=dict, metadata={LATER: True})
     events: list[Event] = field(default_factory=list)
 
     @property
