@@ -33,6 +33,8 @@ HEADER_LIMIT = 1 << 20
 """No message has a longer JSON header: parsed, it takes thirty times its length. What is on our own disk may have one
 of up to `OWN_HEADER_LIMIT`, as the state of a run with many clients has."""
 OWN_HEADER_LIMIT = 1 << 27
+LATER = "later"
+"""In the metadata of a field with a default: older checkpoints lack it. No message from another machine has such."""
 
 
 class WireError(CoterieError):
@@ -160,10 +162,11 @@ def _first_that_fits(union: tuple[Any, ...], skeleton: Any, tensors: Mapping[str
 def _unpack_dataclass(kind: Any, skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     parts = _expect(skeleton, dict, kind)
     names = [f.name for f in dataclasses.fields(kind)]
-    if set(parts) != set(names):
+    later = {f.name for f in dataclasses.fields(kind) if f.metadata.get(LATER)}
+    if not set(names) - later <= set(parts) <= set(names):
         raise WireError(f"These bytes hold {sorted(parts)}, but a {kind.__name__} has {sorted(names)}.")
     hints = _hints(kind)
-    return kind(**{name: unpack(hints[name], parts[name], tensors) for name in names})
+    return kind(**{name: unpack(hints[name], parts[name], tensors) for name in names if name in parts})
 
 
 @lru_cache(maxsize=256)

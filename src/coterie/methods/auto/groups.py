@@ -15,12 +15,12 @@ from coterie.core.federation import Federation
 from coterie.core.lengths import clip_factors
 from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
-from coterie.methods.auto import personal
+from coterie.methods.auto import pace, personal
 from coterie.methods.auto.judgement import believed, flat_updates, parts_that_pay, verdict, without
 from coterie.methods.auto.looks import has_classes
 from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Tried, Weighed
 from coterie.methods.auto.parts import COVER, parted, placed
-from coterie.methods.auto.proposals import propose
+from coterie.methods.auto.proposals import own_ways, propose
 from coterie.methods.auto.visits import AGAIN, FIRST_VISITS, Came, members, shares_by_group
 from coterie.methods.clustered import Choice
 
@@ -34,10 +34,11 @@ _NEW_MISFIT = 3.0
 _LITTLE = 0.25  # members that gain less than this share of the mean are asked where they belong
 _SKEWED, _FEW_SKEWED = 0.15, 0.2
 _HELD, _LACKED = 2, 0.1  # a class with fewer samples is not held; the share of the group's samples that may be of such
+_OWN_WAYS = 3.0  # the t from which clients have ways of their own; without them it is -1 to 1, of sensors 7 to 10
 _LATEST = 1 << 28  # bytes of updates that the server keeps
 
 
-def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
+def averaged(state: Groups, came: Sequence[Came], rule: Rule, fed: Federation) -> Groups:
     """FedAvg inside the groups; what is known of the clients that came; their latest updates.
 
     What a client has made of another group's model than its own counts for neither.
@@ -49,13 +50,16 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
     size = torch.cat([part.value.size for part in came])
     cluster = {**state.cluster, **dict(zip(ids, groups, strict=True))}
     known, usual = dict(state.known), _usual_losses(state)
+    state, back = pace.judged(state, came, _uneven(state, fed))
     for client, loss, samples, group in zip(ids, [x for p in came for x in p.loss], size.tolist(), groups, strict=True):
         old = known.get(client)
         strange = old is not None and old.visits >= AGAIN and loss > limit(old, usual.get(group, 0.0))
         mean = loss if old is None else loss if not strange and loss < old.loss else (old.loss + loss) / 2
         mean = old.loss if strange and old is not None else mean
-        known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange)
+        mean = old.loss if group in back and old is not None else mean
+        known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange and group not in back)
     models, latest = state.models, dict(state.latest)
+    stays &= torch.tensor([group not in back for group in groups])
     rows = torch.nonzero(stays)[:, 0]
     if len(rows):
         trained, sent, size = take(trained, rows), take(sent, rows), size[rows]
@@ -68,10 +72,12 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule) -> Groups:
         room = _LATEST // max(updates.shape[1] * updates.element_size(), 1)
         for client in list(latest)[: max(len(latest) - room, 0)]:
             del latest[client]
+    models, before = (pace.taken_back(state, some, back) for some in (models, state.models))
+    for group in sorted(back):
+        now = float(state.pace[group])
+        state = _told(state, fed, f"group {group} lost by its last round: taken back, and on at {now:.3g} of the rate")
     visits = state.visits + len(ids)
-    return replace(
-        state, models=models, before=state.models, cluster=cluster, known=known, latest=latest, visits=visits
-    )
+    return replace(state, models=models, before=before, cluster=cluster, known=known, latest=latest, visits=visits)
 
 
 def looked(state: Groups, came: Came, fed: Federation) -> tuple[Groups, Came]:
@@ -253,6 +259,12 @@ def skewed(state: Groups, classes: int) -> set[ClientId]:
     return found
 
 
+def _uneven(state: Groups, fed: Federation) -> bool:
+    """Whether a good part of the clients met before have other labels than their group."""
+    met = replace(state, looks={client: look for client, look in state.looks.items() if client in state.known})
+    return len(skewed(met, fed.task.classes if has_classes(fed.task) else 0)) >= _FEW_SKEWED * max(len(met.looks), 1)
+
+
 def lacking(state: Groups, classes: int) -> set[ClientId]:
     """Clients that lack classes which their group has: what becomes of these under fine-tuning their data cannot say.
 
@@ -267,6 +279,13 @@ def lacking(state: Groups, classes: int) -> set[ClientId]:
         for client, look in state.looks.items()
         if float((shares[state.cluster[client]] * (look.counts.sum(0) < _HELD)).sum()) > _LACKED
     }
+
+
+def alike(state: Groups, classes: int) -> set[ClientId]:
+    """Clients that are as their group is, by their labels and by what they have shown: they need no other model."""
+    if own_ways(state.looks, state.cluster) > _OWN_WAYS:
+        return set()
+    return set(state.looks) - skewed(state, classes)
 
 
 def _usual_losses(state: Groups) -> dict[int, float]:
@@ -290,7 +309,8 @@ def admitted(
     unmet = [client for client in new if client not in state.cluster]
     if count(state.models) == 1 or not unmet:
         return state
-    replies = fed.ask(find, unmet, same=Sent(state.models, shares_by_group(state, classes)))
+    message = Sent(state.models, shares_by_group(state, classes), state.pace)
+    replies = fed.ask(find, unmet, same=message)
     if replies.value is None:
         return state
     chosen = dict(zip(replies.ids, replies.value.cluster.tolist(), strict=True))

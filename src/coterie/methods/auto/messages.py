@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from coterie.core.states import Stack
+from coterie.core.states import Stack, State, count
+from coterie.core.wire import LATER
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,18 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast a group trains (`pace`): the share of the rate, by how much losses have risen, and its last good model.
+
+    `rises` are of the members that have come since this was last judged. Where `good` is empty it is that of before.
+    """
+
+    share: float
+    rises: list[float]
+    good: State
+
+
+@dataclass(frozen=True)
 class Groups:
     """The groups so far. Each client that has been met is in exactly one.
 
@@ -85,15 +99,31 @@ class Groups:
     clear: bool = False
     denied: int = 0
     all_labels: bool = True
+    paces: dict[str, Pace] = field(default_factory=dict, metadata={LATER: True})
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def pace(self) -> Tensor:
+        """The share of the rate at which each group trains, [K]."""
+        own = [self.paces.get(str(group)) for group in range(count(self.models))]
+        return torch.tensor([pace.share if pace else 1.0 for pace in own], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Paced:
+    """A model, and how fast it is trained: a share of the rate, [K]."""
+
+    models: Stack
+    pace: Tensor
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A group's model, and the label shares of those who made it."""
+    """The groups' models, the label shares of those who made them, and how fast they are trained, [K]."""
 
     models: Stack
     shares: Tensor
+    pace: Tensor
 
 
 @dataclass(frozen=True)
@@ -103,6 +133,7 @@ class Pair:
     whole: Stack
     part: Stack
     shares: Tensor
+    pace: Tensor
 
 
 @dataclass(frozen=True)
@@ -151,3 +182,4 @@ class Prepared:
 
     models: Stack
     choice: Tensor
+    pace: Tensor

@@ -12,7 +12,10 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
    out (`judgement`). The group is split only if its members gain. A client that no longer fits such a group, or
    that is new, is sent the other groups' models as well and goes where its loss is least; strangers found a group.
 5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
-   fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`).
+   fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`). Clients
+   whose labels are as their group's and who have no way of their own do not fine-tune.
+6. **Pace.** A round after which most members of a group lose more than before is taken back, and the group goes on at
+   half the rate (`pace`).
 
 Extra downloads are paid from an allowance (`visits`).
 """
@@ -31,13 +34,12 @@ from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, stack, take
-from coterie.core.training import local_sgd
-from coterie.methods.auto import groups, personal, visits
+from coterie.methods.auto import groups, pace, personal, visits
 from coterie.methods.auto.judgement import losses_under_prior
 from coterie.methods.auto.looks import has_classes, pulls
-from coterie.methods.auto.messages import Groups, Looked, Pair, Prepared, Sent, Tried, Visit, Weighed
+from coterie.methods.auto.messages import Groups, Looked, Paced, Pair, Prepared, Sent, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
-from coterie.methods.base import A, Log, Models
+from coterie.methods.base import A, Log
 from coterie.methods.clustered import Choice, ServesClusters, cluster_sizes
 from coterie.methods.served import Use, use
 
@@ -63,12 +65,13 @@ class Auto(ServesClusters[Groups]):
         """One round: every participant votes, chooses, looks, tries or trains; then the models, then the groups."""
         plan = visits.planned(state, fed.sample(self.fraction))
         shares = visits.shares_by_group(state, self._classes(fed))
+        sent = Paced(state.models, state.pace)
         unwilling: list[ClientId] = []  # devices that do not tell their labels
-        looked = self._visited(state, fed, self.look, plan.lookers, Models(state.models), unwilling)
-        tried = self._visited(state, fed, self.try_out, plan.triers, Models(state.models))
-        trained = self._visited(state, fed, self.train, [*plan.others, *unwilling], Models(state.models))
+        looked = self._visited(state, fed, self.look, plan.lookers, sent, unwilling)
+        tried = self._visited(state, fed, self.try_out, plan.triers, sent)
+        trained = self._visited(state, fed, self.train, [*plan.others, *unwilling], sent)
         voted = self._voted(state, fed, plan.voters)
-        chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares))
+        chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares, sent.pace))
         new = state
         if looked:
             new, looked = groups.looked(state, looked, fed)
@@ -76,14 +79,14 @@ class Auto(ServesClusters[Groups]):
         if not came:
             return state, {}
         extra = len(plan.voters) + (count(state.models) - 1) * len(plan.choosers)
-        new = replace(groups.averaged(new, came, self.aggregate), extra=state.extra + extra)
+        new = replace(groups.averaged(new, came, self.aggregate, fed), extra=state.extra + extra)
         new = groups.tried(new, tried) if tried else new
         new = groups.moved(new, state, chose, fed) if chose else new
         new = groups.decided(groups.voted(new, voted) if voted else new, fed)
         new = groups.asked(new, fed)
         sizes = cluster_sizes(torch.tensor(list(new.cluster.values())), count(new.models))
         moves = sum(state.cluster.get(client, group) != group for client, group in new.cluster.items())
-        return new, {"sizes": sizes, "moved": moves, "extra_downloads": new.extra}
+        return pace.kept(new, moves > 0), {"sizes": sizes, "moved": moves, "extra_downloads": new.extra}
 
     def _classes(self, fed: Federation) -> int:
         return fed.task.classes if has_classes(fed.task) else 0
@@ -131,22 +134,22 @@ class Auto(ServesClusters[Groups]):
         return visits.Came(good.ids, good.value, take(sent, torch.tensor(rows)), [group[row] for row in rows])
 
     @on_client("models", "scores")
-    def train(self, c: Cohort, sent: Models) -> Visit:
+    def train(self, c: Cohort, sent: Paced) -> Visit:
         """On the client: local training from the model of its group."""
         loss = evaluate(c, sent.models, "train").loss
-        return Visit(local_sgd(c, sent.models, self.opt), c.size, loss)
+        return Visit(pace.trained(c, sent.models, self.opt, sent.pace), c.size, loss)
 
     @on_client("models", "scores", "labels", "features")
-    def look(self, c: Cohort, sent: Models) -> Looked:
+    def look(self, c: Cohort, sent: Paced) -> Looked:
         """On the client: the same, and how its classes pull on the model that all began with."""
         loss = evaluate(c, sent.models, "train").loss
-        return Looked(local_sgd(c, sent.models, self.opt), c.size, loss, *pulls(c))
+        return Looked(pace.trained(c, sent.models, self.opt, sent.pace), c.size, loss, *pulls(c))
 
     @on_client("models", "scores")
-    def try_out(self, c: Cohort, sent: Models) -> Tried:
+    def try_out(self, c: Cohort, sent: Paced) -> Tried:
         """On the client: the same as `train`; beside it, try personal models."""
         visit = self.train(c, sent)
-        return Tried(visit.model, visit.size, visit.loss, personal.tried(c, sent.models, self.opt).float())
+        return Tried(visit.model, visit.size, visit.loss, personal.tried(c, sent.models, self.opt, sent.pace).float())
 
     @on_client("models", "scores")
     def compare(self, c: Cohort, sent: Pair) -> Weighed:
@@ -155,13 +158,14 @@ class Auto(ServesClusters[Groups]):
         losses = [
             losses_under_prior(c.task, _of(pair, i), sent.shares[i], d.train, d.train) for i, d in enumerate(c.data)
         ]
-        return Weighed(local_sgd(c, sent.whole, self.opt), c.size, torch.stack(losses))
+        return Weighed(pace.trained(c, sent.whole, self.opt, sent.pace), c.size, torch.stack(losses))
 
     @on_client("models", "scores")
     def choose(self, c: Cohort, sent: Sent) -> Weighed:
         """On the client: the losses of all groups' models under its own label prior; then train the best."""
         losses = self._losses(c, sent)
-        return Weighed(local_sgd(c, take(sent.models, losses.argmin(1)), self.opt), c.size, losses)
+        best = losses.argmin(1)
+        return Weighed(pace.trained(c, take(sent.models, best), self.opt, sent.pace[best]), c.size, losses)
 
     @on_client("scores")
     def find(self, c: Cohort, sent: Sent) -> Choice:
@@ -181,13 +185,15 @@ class Auto(ServesClusters[Groups]):
     ) -> Replies[A]:
         """Clients judge their personal models: made of their group's, as their looks and all others' say."""
         stack_, rows = self.model_for(state, ids)
-        choice = torch.tensor(personal.chosen(state.choices, ids, groups.lacking(state, self._classes(fed))))
-        message = Prepared(take(stack_, torch.tensor(rows)), choice)
+        classes = self._classes(fed)
+        out = groups.lacking(state, classes), groups.alike(state, classes)
+        choice = torch.tensor(personal.chosen(state.choices, ids, *out))
+        message = Prepared(take(stack_, torch.tensor(rows)), choice, state.pace[rows])
         return fed.ask(function, ids, each=message, purpose="evaluation")
 
     def uses(self, c: Cohort, sent: Prepared) -> Use:
         """On the client: its personal model."""
-        return use(c, personal.made(c, sent.models, sent.choice, self.opt))
+        return use(c, personal.made(c, sent.models, sent.choice, self.opt, sent.pace))
 
     def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The groups, how they came about, and what clients use."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from coterie.core.panels import Panel, Table, Text
 from coterie.core.samples import ClientId
-from coterie.methods.auto.groups import lacking
+from coterie.methods.auto.groups import alike, lacking
 from coterie.methods.auto.messages import Groups
 from coterie.methods.auto.personal import CHOICES, chosen
 
@@ -22,7 +22,7 @@ def group_panels(state: Groups, ids: Sequence[ClientId]) -> list[Panel]:
     ]
     story = [f"Round {event.round + 1}: {event.text}." for event in state.events] or ["One group; nothing else paid."]
     classes = next((len(look.shares) for look in state.looks.values()), 0)
-    use = Counter(chosen(state.choices, met, lacking(state, classes)))
+    use = Counter(chosen(state.choices, met, lacking(state, classes), alike(state, classes)))
     how = [(CHOICES[number], use[number]) for number in sorted(use)]
     return [
         Table("Groups", ["group", "clients", "who"], rows),

@@ -18,60 +18,43 @@ from coterie.core.cohort import Cohort
 from coterie.core.evaluation import sample_losses
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId, Samples
-from coterie.core.states import Stack, spread, take
-from coterie.core.training import local_sgd
+from coterie.core.states import Stack, spread
 from coterie.methods.auto.judgement import believable
 from coterie.methods.auto.looks import halves, has_classes
+from coterie.methods.auto.pace import trained
 from coterie.methods.auto.visits import TRY_EVERY
 
 CHOICES = ("as it is", "fine-tuned gently", "fine-tuned", "its own alone")
-_ALONE = 3
+_TUNED, _ALONE = (1, 2), 3
 _GENTLY = 0.2  # the share of the rate
 _MEMORY = 0.5  # what earlier trials still count
 _MOST_LOSS = 2.0  # of one sample: how sure a wrong answer was matters less than that it is wrong
 _HOPELESS = 1.5
 
 
-def gently(opt: Optimiser, round: int) -> Optimiser:
-    """The same training at a fifth of the rate."""
-    return replace(opt, lr=_GENTLY * opt.rate(round), lr_decay=1.0)
-
-
-def tried(c: Cohort, sent: Stack, opt: Optimiser) -> Tensor:
+def tried(c: Cohort, sent: Stack, opt: Optimiser, pace: Tensor) -> Tensor:
     """On the clients: the losses of all choices on either half, [C, 2 * choices]; they go on with their own models."""
     hopeful = c.recall_tensor("hopeful", torch.ones(len(c)))
     first, pair = spread(c.task.init(c.seed), len(c)), halves(c)
     found = []
     for number, (half, other) in enumerate((pair, pair[::-1])):
-        alone = _on(half, c.recall(f"alone on half {number}", first), opt, hopeful)
+        alone = _on(half, c.recall(f"alone on half {number}", first), opt, pace * hopeful)
         c.keep(f"alone on half {number}", alone)
-        soft = local_sgd(half, sent, gently(opt, c.round), purpose="try gently")
-        models = (sent, soft, local_sgd(half, sent, opt, purpose="try"), alone)
+        soft = trained(half, sent, opt, _GENTLY * pace, "try gently")
+        models = (sent, soft, trained(half, sent, opt, pace, "try"), alone)
         judges = [_judged_on(c, index, number, client.train) for index, client in enumerate(other.data)]
         found.append(torch.stack([_losses(c, models, index, judge) for index, judge in enumerate(judges)]))
     losses = torch.stack(found, 1)
     mean = losses.mean(1)
     hopeful = hopeful * (mean[:, _ALONE] <= _HOPELESS * mean[:, :_ALONE].amin(1) + 1e-3)
     c.keep("hopeful", hopeful)
-    c.keep("alone", _on(c, c.recall("alone", first), opt, hopeful))
+    c.keep("alone", _on(c, c.recall("alone", first), opt, pace * hopeful))
     return losses.flatten(1)
 
 
-def _on(c: Cohort, models: Stack, opt: Optimiser, hopeful: Tensor) -> Stack:
+def _on(c: Cohort, models: Stack, opt: Optimiser, pace: Tensor) -> Stack:
     """The clients' own models, trained for as long as those of the groups since the last trial, where there is hope."""
-    longer = replace(opt, epochs=TRY_EVERY * opt.epochs)
-    return _some(c, models, torch.nonzero(hopeful)[:, 0], longer, "alone")
-
-
-def _some(c: Cohort, models: Stack, rows: Tensor, opt: Optimiser, purpose: str) -> Stack:
-    """The models, some of which their clients have trained."""
-    result = {name: tensor.clone() for name, tensor in models.items()}
-    if len(rows):
-        places = rows.tolist()
-        some = replace(c, ids=tuple(c.ids[i] for i in places), data=tuple(c.data[i] for i in places), memory=())
-        for name, tensor in local_sgd(some, take(models, rows), opt, purpose=purpose).items():
-            result[name][rows] = tensor
-    return result
+    return trained(c, models, replace(opt, epochs=TRY_EVERY * opt.epochs), pace, "alone")
 
 
 def _judged_on(c: Cohort, index: int, number: int, other: Samples) -> Samples:
@@ -95,34 +78,55 @@ def remembered(choices: Mapping[str, Tensor], client: ClientId, new: Tensor) -> 
     return _MEMORY * choices[client] + (1 - _MEMORY) * losses if client in choices else losses
 
 
-def chosen(choices: Mapping[str, Tensor], ids: Sequence[ClientId], lacking: Collection[ClientId] = ()) -> list[int]:
+def chosen(
+    choices: Mapping[str, Tensor],
+    ids: Sequence[ClientId],
+    lacking: Collection[ClientId] = (),
+    alike: Collection[ClientId] = (),
+) -> list[int]:
     """The personal model of each client, a place in `CHOICES`; of a client that has shown nothing, what most need.
 
-    Those that lack classes keep their group's model: their data cannot say what happens to labels they lack.
+    Those that lack classes keep their group's model: their data cannot say what happens to labels they lack. Those that
+    are `alike` have nothing to adapt to; that training further lowers the loss of samples which the group's model has
+    seen before is no evidence. A client leaves what is best for most where its own data are sure of it.
     """
     names = sorted(client for client in choices if client not in lacking)
     if len(names) < 2:
         return [0] * len(ids)
     place = {name: number for number, name in enumerate(names)}
     losses = torch.stack([choices[name] for name in names])
-    gains = believable(losses[:, :, :1] - losses)  # [n, 2, choices]
+    usual = _sure(believable(losses[:, :, :1] - losses))[1]
+    usual[0], usual[_ALONE] = 0.0, -torch.inf  # nobody has a model of its own yet who has not tried
+    best = int(usual.argmax())
+    sure = _sure(believable(losses[:, :, best : best + 1] - losses))[0]
+    sure[:, best] = 0.0
+    none = torch.zeros_like(usual)
+    found = []
+    for client in ids:
+        gain = (sure[place[client]] if client in place else none if client in lacking else usual).clone()
+        if client in alike:
+            gain[list(_TUNED)] = -torch.inf
+        found.append(int(gain.argmax()))
+    return found
+
+
+def _sure(gains: Tensor) -> tuple[Tensor, Tensor]:
+    """What each client gains surely by every choice [n, choices], and what most gain [choices], of [n, 2, choices].
+
+    The gains of a client on its halves are shrunk to the mean of all by as much as they are noise; less the errors.
+    """
     own, noise = gains.mean(1), (gains[:, 0] - gains[:, 1]).square() / 4
     mean, noise = own.mean(0), noise.mean(0)
     spread = (own.var(0) - noise).clamp_min(0)
     trust = spread / (spread + noise).clamp_min(1e-12)
-    error = own.std(0) / len(names) ** 0.5
+    error = own.std(0) / len(own) ** 0.5
     kept = (trust * noise + (1 - trust).square() * error.square()).sqrt()
-    sure = mean + trust * (own - mean) - kept
-    usual = mean - error
-    sure[:, 0], usual[0], usual[_ALONE] = 0.0, 0.0, -torch.inf  # nobody has a model of its own yet who has not tried
-    none = torch.zeros_like(usual)
-    return [int((sure[place[i]] if i in place else none if i in lacking else usual).argmax()) for i in ids]
+    return mean + trust * (own - mean) - kept, mean - error
 
 
-def made(c: Cohort, models: Stack, choice: Tensor, opt: Optimiser) -> Stack:
+def made(c: Cohort, models: Stack, choice: Tensor, opt: Optimiser, pace: Tensor) -> Stack:
     """On the client: the model it would use now, by the choice of each."""
     own, alone = c.recall("alone", models), choice == _ALONE
     result = {name: torch.where(alone.view(-1, *[1] * (t.dim() - 1)), own[name], t) for name, t in models.items()}
-    for number, how in ((1, gently(opt, c.round)), (2, opt)):
-        result = _some(c, result, torch.nonzero(choice == number)[:, 0], how, "personal")
-    return result
+    share = torch.tensor([0.0, _GENTLY, 1.0, 0.0], dtype=torch.float64)
+    return trained(c, result, opt, pace * share[choice], "personal")

@@ -97,6 +97,13 @@ class Pulls:
         """How likely each client's pulls are if it is like nobody, [n]."""
         return self.likelihood(self.squares, self.counts)
 
+    def beyond(self, labels: Labels) -> Numbers:
+        """The mean pull of each kind of a client's samples less its fellows', [n, kinds, width]; without fellows 0."""
+        total, counts = self.sums(labels)
+        number = counts[labels] - self.counts
+        fellows = (total[labels] - self.total) / np.maximum(number, 1e-9)[:, :, None]
+        return np.where(((number > 0) & (self.counts > 0))[:, :, None], self.mean - fellows, 0.0)
+
     def foretold(self, labels: Labels) -> tuple[Numbers, Numbers, Numbers]:
         """By how much fellows foretell each client's pulls, what they would in real groups, and the pulls' own size."""
         total, counts = self.sums(labels)
@@ -128,6 +135,21 @@ def propose(looks: Mapping[str, Look], members: Sequence[ClientId]) -> Proposal 
     if explained >= EXPLAINED:  # where every client has a way of its own, most are like nobody
         part = _outcasts(one, other, part)
     return Proposal(dict(zip(names, part.tolist(), strict=True)), evidence, explained)
+
+
+def own_ways(looks: Mapping[str, Look], cluster: Mapping[str, int]) -> float:
+    """The t of what the halves of a client have in common beyond its group: do clients have ways of their own?
+
+    A client's pull less its fellows' is noise if it has none, and the noise of the two halves is independent.
+    """
+    names = sorted(client for client in looks if client in cluster)
+    if len(names) < _FEWEST:
+        return 0.0
+    labels = np.asarray(np.unique([cluster[name] for name in names], return_inverse=True)[1], np.int64)
+    one, other = views(looks, names)[-1]
+    product = one.beyond(labels) * other.beyond(labels)
+    own = (np.minimum(one.counts, other.counts) * product.sum(-1)).sum(1)
+    return float(own.mean()) / max(_error(own), 1e-12)
 
 
 def views(looks: Mapping[str, Look], names: Sequence[ClientId]) -> list[tuple[Pulls, Pulls]]:

@@ -91,7 +91,8 @@ def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
         wholes.append(without(state, question.group, fellows))
         parts.append(without(state, question.group, near))
         shares.append(torch.stack([shares_of(state, some, classes) for some in (fellows, near)]))
-    return Pair(stack(wholes), stack(parts), torch.stack(shares))
+    pace = state.pace[[question.group] * len(wholes)]
+    return Pair(stack(wholes), stack(parts), torch.stack(shares), pace)
 
 
 def shares_by_group(state: Groups, classes: int) -> Tensor:

@@ -1,0 +1,101 @@
+"""How fast a group trains: a round that its members lose by is taken back, and they go on at half the rate (ours).
+
+What each client tells anyway, the loss of the model it is sent, shows a round later what the last one did. A rate that
+is right for most clients may be too high for one group, whose network then dies in a few rounds and cannot be revived;
+its last good model can. This is the "bold driver" (Vogl et al. 1988, Battiti 1989), with clients for witnesses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from coterie.core.cohort import Cohort
+from coterie.core.optimiser import Optimiser
+from coterie.core.states import Stack, count, row, stack, take
+from coterie.core.training import MAIN, local_sgd
+from coterie.methods.auto.messages import Groups, Pace, Weighed
+from coterie.methods.auto.visits import Came
+
+SLOWER, SLOWEST = 0.5, 1 / 64
+"""What the rate becomes after a loss, and at the least; it does not rise again."""
+_MOST, _MOST_UNEVEN, _RISEN = 2 / 3, 0.85, 0.01
+"""The share of the members whose loss must have risen, and by how much at their median.
+
+Where labels are uneven, a round is good for some and bad for others by who came to it: there it takes nearly all.
+"""
+_FEWEST, _SHARE = 4, 0.5  # members, and the share of them, that must have come before a group is judged
+_LEAST = 1e-6
+
+
+def paced(opt: Optimiser, pace: float, round: int) -> Optimiser:
+    """The same training at this share of the rate."""
+    return opt if pace == 1 else replace(opt, lr=pace * opt.rate(round), lr_decay=1.0)
+
+
+def trained(c: Cohort, start: Stack, opt: Optimiser, pace: Tensor, purpose: str = MAIN) -> Stack:
+    """On the clients: local training, each at its own share of the rate [C]; at 0 a model stays as it is."""
+    values = sorted(set(pace.tolist()))
+    if len(values) == 1 and values[0]:
+        return local_sgd(c, start, paced(opt, values[0], c.round), purpose=purpose)
+    result = {name: tensor.clone() for name, tensor in start.items()}
+    for value in values:
+        rows = torch.nonzero(pace == value)[:, 0]
+        if value:
+            places = rows.tolist()
+            some = replace(c, ids=tuple(c.ids[i] for i in places), data=tuple(c.data[i] for i in places), memory=())
+            for name, tensor in local_sgd(some, take(start, rows), paced(opt, value, c.round), purpose=purpose).items():
+                result[name][rows] = tensor
+    return result
+
+
+def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, set[int]]:
+    """The groups' paces after what those who came have told, and the groups whose last round is to be taken back."""
+    rises: dict[int, list[float]] = {}
+    for part in came:
+        if not isinstance(part.value, Weighed):
+            for client, group, loss in zip(part.ids, part.group, part.loss, strict=True):
+                if client in state.known and state.cluster.get(client) == group:
+                    rises.setdefault(group, []).append(_rise(state.known[client].loss, loss))
+    paces, back = dict(state.paces), set()
+    members = Counter(state.cluster.values())
+    for group, new in rises.items():
+        old = paces.get(str(group), Pace(1.0, [], {}))
+        told = [*old.rises, *new]
+        if len(told) < max(_FEWEST, _SHARE * members[group]):
+            paces[str(group)] = replace(old, rises=told)
+        elif lost(told, uneven):
+            back.add(group)
+            paces[str(group)] = Pace(max(SLOWER * old.share, SLOWEST), [], old.good or row(state.before, group))
+        else:
+            paces[str(group)] = Pace(old.share, [], row(state.models, group))
+    return replace(state, paces=paces), back
+
+
+def taken_back(state: Groups, models: Stack, back: Collection[int]) -> Stack:
+    """The models, of some groups the last good one."""
+    if not back:
+        return models
+    return stack([state.paces[str(g)].good if g in back else row(models, g) for g in range(count(models))])
+
+
+def kept(state: Groups, moved: bool) -> Groups:
+    """The paces, without what was of other groups: models and losses of before the clients moved."""
+    if not moved:
+        return state
+    return replace(state, paces={group: replace(pace, rises=[], good={}) for group, pace in state.paces.items()})
+
+
+def _rise(before: float, now: float) -> float:
+    return math.log(max(now, _LEAST) / max(before, _LEAST)) if math.isfinite(now) else math.inf
+
+
+def lost(rises: Sequence[float], uneven: bool) -> bool:
+    """Whether most members lose more than before."""
+    up = sum(rise > 0 for rise in rises)
+    return up >= (_MOST_UNEVEN if uneven else _MOST) * len(rises) and sorted(rises)[(len(rises) - 1) // 2] > _RISEN

@@ -1,0 +1,160 @@
+"""auto: groups that train at a rate of their own, and clients that have nothing to adapt to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coterie import Result, run
+from coterie.core import wire
+from coterie.core.optimiser import Optimiser
+from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.states import count, row, spread, stack
+from coterie.core.task import Task
+from coterie.core.training import local_sgd
+from coterie.data.own import OwnPopulation
+from coterie.methods import METHODS
+from coterie.methods.auto import pace, personal
+from coterie.methods.auto.messages import Groups, Known, Pace, Visit
+from coterie.methods.auto.proposals import own_ways
+from coterie.methods.auto.visits import Came
+from coterie.simulation.simulator import EngineOptions
+
+from ..tiny import cohort, small_net
+from .test_auto import looks_of
+
+_NAMES = ("a", "b", "c", "d", "e", "f")
+
+
+def state_of(loss: float, paces: dict[str, Pace]) -> Groups:
+    """Six clients of one group, whose model is 2 and was 1; each had this loss when it last came."""
+    models, before = (stack([{"w": torch.tensor([number])}]) for number in (2.0, 1.0))
+    known = {name: Known(1, 10.0, loss) for name in _NAMES}
+    return Groups(models, before, dict.fromkeys(_NAMES, 0), known, {}, {}, {}, paces=paces)
+
+
+def came(*losses: float) -> Came:
+    """The first of them, with the loss of each on arrival."""
+    number = len(losses)
+    models = {"w": torch.zeros(number, 1)}
+    return Came(_NAMES[:number], Visit(models, torch.ones(number), torch.tensor(losses)), models, [0] * number)
+
+
+def test_a_round_that_most_lose_by_is_taken_back() -> None:
+    """Four of six must lose, five where labels are uneven, and the median of all more than 1 %."""
+    good = {"0": Pace(1.0, [], {"w": torch.tensor([1.0])})}
+    for losses, uneven, taken in [
+        ((1.2, 1.2, 1.2, 1.2, 0.9, 0.9), False, True),
+        ((1.2, 1.2, 1.2, 1.2, 0.9, 0.9), True, False),
+        ((1.2, 1.2, 1.2, 1.2, 1.2, 1.2), True, True),
+        ((1.2, 1.2, 1.2, 0.9, 0.9, 0.9), False, False),
+        ((1.005,) * 6, False, False),
+    ]:
+        state, back = pace.judged(state_of(1.0, good), [came(*losses)], uneven)
+        assert back == ({0} if taken else set()), losses
+        assert state.pace.tolist() == [0.5 if taken else 1.0]
+        assert row(pace.taken_back(state, state.models, back), 0)["w"].item() == (1.0 if taken else 2.0)
+        assert state.paces["0"].good["w"].item() == (1.0 if taken else 2.0), "what was not lost by is good"
+
+
+def test_few_at_a_time_are_judged_together() -> None:
+    """Two of six say nothing yet; two more make four, which is enough. The model of before is the good one at first."""
+    state, back = pace.judged(state_of(1.0, {}), [came(1.5, 1.5)], False)
+    assert (back, state.paces["0"].share, len(state.paces["0"].rises)) == (set(), 1.0, 2)
+    state, back = pace.judged(state, [came(1.5, 1.5)], False)
+    assert (back, state.paces["0"].share, state.paces["0"].rises) == ({0}, 0.5, [])
+    assert state.paces["0"].good["w"].item() == 1
+
+
+def test_what_is_known_of_a_group_ends_where_its_clients_move() -> None:
+    state = state_of(1.0, {"0": Pace(0.25, [0.1], {"w": torch.tensor([1.0])})})
+    assert pace.kept(state, False) is state
+    assert pace.kept(state, True).paces == {"0": Pace(0.25, [], {})}
+
+
+def test_a_checkpoint_without_paces_is_read() -> None:
+    """One that an older version has written; other fields must be there."""
+    skeleton, tensors = wire.pack(state_of(1.0, {"0": Pace(0.5, [], {})}))
+    assert wire.unpack(Groups, skeleton, tensors).pace.tolist() == [0.5]
+    assert isinstance(skeleton, dict)
+    old = {name: part for name, part in skeleton.items() if name != "paces"}
+    assert wire.unpack(Groups, old, tensors).pace.tolist() == [1.0]
+    with pytest.raises(wire.WireError):
+        wire.unpack(Groups, {name: part for name, part in old.items() if name != "visits"}, tensors)
+
+
+def test_each_client_trains_at_its_own_pace(digits: OwnPopulation) -> None:
+    """Half the rate for all is that rate; in a mixed cohort each row is as by itself, and at 0 a model stays."""
+    task = Task(small_net, digits.shape, digits.classes, digits.normalise)
+    c = cohort(digits, task)
+    start, opt = spread(task.init(0), len(c)), Optimiser(lr=0.1, lr_decay=0.9)
+    share = torch.tensor([(1.0, 0.5, 0.0)[index % 3] for index in range(len(c))], dtype=torch.float64)
+    mixed = pace.trained(c, start, opt, share)
+    full, half = (local_sgd(c, start, Optimiser(lr=rate)) for rate in (0.1, 0.05))
+    for index, value in enumerate(share.tolist()):
+        expected = {1.0: full, 0.5: half, 0.0: start}[value]
+        assert all(torch.equal(mixed[name][index], expected[name][index]) for name in expected)
+
+
+def two_scales() -> OwnPopulation:
+    """Two groups with opposite labels, of which one measures in other units: a rate that suits one kills the other."""
+    clients, truth = {}, {}
+    for number in range(12):
+        generator = torch.Generator().manual_seed(number)
+        group = number % 2
+        x = torch.randn(80, 6, generator=generator)
+        y = (x[:, :3].sum(1) > x[:, 3:].sum(1)).long()
+        x, y = (12 * x, 1 - y) if group else (x, y)
+        clients[f"c{number:02}"] = ClientData(Samples(x[:40], y[:40]), Samples(x[40:], y[40:]))
+        truth[f"c{number:02}"] = group
+    return OwnPopulation(clients, (6,), 2, Normalise(), truth)
+
+
+def fast_run() -> Result:
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    engine = EngineOptions(workers=1)
+    return run(METHODS["auto"](lr=0.5, batch=8), two_scales(), net, rounds=12, seed=1, engine=engine, evaluate_every=12)
+
+
+def test_a_rate_that_is_too_high_for_one_group_does_not_ruin_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = fast_run()
+    slow = [float(share) for share in saved.state.pace]
+    assert min(slow) < 1, "nothing was taken back"
+    assert any("taken back" in event.text for event in saved.state.events)
+    monkeypatch.setattr(pace, "lost", lambda *_: False)
+    ruined = fast_run()
+    assert count(ruined.state.models) == count(saved.state.models)
+    assert saved.accuracy > ruined.accuracy + 0.05
+
+
+def test_ways_of_their_own_show_in_both_halves() -> None:
+    """Beyond its group a client shows noise, other in each half; with a way of its own it shows that in both."""
+    groups = [0, 1] * 12
+    cluster = {f"c{number:02d}": group for number, group in enumerate(groups)}
+    without = [own_ways(looks_of(groups, 0.5, seed=seed), cluster) for seed in range(10)]
+    assert np.abs(without).max() < 3
+    assert own_ways(looks_of(groups, 0.5, own=0.7), cluster) > 6
+    assert own_ways({}, {}) == 0
+
+
+def test_clients_with_nothing_to_adapt_to_keep_their_groups_model() -> None:
+    """Whatever samples say that the group's model has seen; their own models are still a choice."""
+    tuned = torch.tensor([[1.0, 0.5, 0.6, 2.0], [1.0, 0.5, 0.6, 2.0]]).double()
+    known = {f"c{number}": tuned + 0.01 * number for number in range(8)}
+    assert personal.chosen(known, ["c0", "c1", "new"], alike={"c1"}) == [1, 0, 1]
+    alone = {name: losses[:, [3, 2, 1, 0]] - 0.9 for name, losses in known.items()}
+    assert personal.chosen(alone, ["c1"], alike={"c1"}) == [3]
+
+
+def test_a_client_does_what_most_do_unless_it_is_sure() -> None:
+    """Gently is best for most, and what their halves say of it is noisy. One gains much by full training, in both."""
+    generator = torch.Generator().manual_seed(0)
+    usual, tuned = torch.tensor([1.0, 0.5, 0.6, 2.0]).double(), torch.tensor([0.0, 1.0, 1.0, 0.0]).double()
+    known = {}
+    for number in range(40):
+        own, noise = (torch.randn(shape, generator=generator).double() for shape in ((1, 1), (2, 1)))
+        known[f"c{number:02}"] = usual + 0.2 * tuned * own + torch.tensor([0.0, 0.15, 0.03, 0.0]).double() * noise
+    known["sure"] = usual + torch.tensor([0.0, 0.0, -0.5, 0.0]).double().expand(2, 4)
+    assert personal.chosen(known, sorted(known)) == [1] * 40 + [2]
