@@ -12,10 +12,8 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
    out (`judgement`). The group is split only if its members gain. A client that no longer fits such a group, or
    that is new, is sent the other groups' models as well and goes where its loss is least; strangers found a group.
 5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
-   fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`). Clients
-   whose labels are as their group's and who have no way of their own do not fine-tune.
-6. **Pace.** A round after which most members of a group lose more than before is taken back, and the group goes on at
-   half the rate (`pace`).
+   fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`).
+6. **Pace.** A round by which most members of a group lose is taken back; the group goes on at half the rate (`pace`).
 
 Extra downloads are paid from an allowance (`visits`).
 """
@@ -33,7 +31,7 @@ from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, count, stack, take
+from coterie.core.states import Stack, count, row, stack, take
 from coterie.methods.auto import groups, pace, personal, visits
 from coterie.methods.auto.judgement import losses_under_prior
 from coterie.methods.auto.looks import has_classes, pulls
@@ -156,7 +154,7 @@ class Auto(ServesClusters[Groups]):
         """On the client: the losses of both models under its own label prior; then train that of the whole group."""
         pair = {name: torch.stack([tensor, sent.part[name]], 1) for name, tensor in sent.whole.items()}
         losses = [
-            losses_under_prior(c.task, _of(pair, i), sent.shares[i], d.train, d.train) for i, d in enumerate(c.data)
+            losses_under_prior(c.task, row(pair, i), sent.shares[i], d.train, d.train) for i, d in enumerate(c.data)
         ]
         return Weighed(pace.trained(c, sent.whole, self.opt, sent.pace), c.size, torch.stack(losses))
 
@@ -198,7 +196,3 @@ class Auto(ServesClusters[Groups]):
     def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The groups, how they came about, and what clients use."""
         return group_panels(state, ids)
-
-
-def _of(stacked: Stack, client: int) -> Stack:
-    return {name: tensor[client] for name, tensor in stacked.items()}
