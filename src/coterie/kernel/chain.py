@@ -18,7 +18,7 @@ from coterie.kernel.net import Net
 
 M = TypeVar("M", bound=nn.Module)
 BATCH = object()  # stands for the number of samples in shapes
-_WIDEST = 128  # in a network that is more than a chain: ResNet-18 took 1.4 times torch's time (performance-details.md)
+_WIDEST = 128  # in a network that is more than a chain: ResNet-18 gained a tenth (performance-details.md)
 _BEHIND_DOMAINS = ((), ("pool",), ("activation",), ("activation", "pool"), ("pool", "activation"))
 
 
@@ -71,7 +71,10 @@ class Chain:
             raise NotKnown(f"inputs of shape {input_shape} are neither vectors nor (channels, height, width)")
         self.input_shape = self.shape = self.maps = input_shape
         self.layers: list[Layer] = []
-        self._widest = 0
+        self._widest, self._work = (
+            0,
+            [0, 0],
+        )  # multiplications of most convolutions, and of those that torch does better
         self.place = -1  # of the layer that the next one reads; -1 is the input
         self.routed = NETWORKS.get(type(module))
         self.offsets, self.buffers, self.counters, self.size = _offsets_of(module, self.routed)
@@ -99,7 +102,8 @@ class Chain:
             if "linear" not in (first, second) and (second != "dropout" or first == "dropout"):
                 raise NotKnown(f"{second} behind {first} follows a linear layer")
         self._check_domains()
-        self._check_graph()
+        if any(layer.in_graph for layer in self.layers):
+            self._check_graph()
         maps = self.maps if len(self.maps) == 3 else (self.maps[0], 1, 1)
         return Net(
             parameters=tuple(self.offsets),
@@ -154,6 +158,8 @@ class Chain:
             raise NotKnown(f"{label} is larger than its input of shape {self.shape}")
         parts = self._parts(name, domains)
         self._widest = max(self._widest, module.in_channels, module.out_channels)
+        slow = module.in_channels >= 64 and (height, width, *stride) != (3, 3, 1, 1)
+        self._work[slow] += module.in_channels * module.out_channels * height * width * math.prod(size)
         self._append(
             Layer("convolution", module.out_channels, (height, width), padding, *parts, stride=stride, size=size)
         )
@@ -168,9 +174,8 @@ class Chain:
         rounds_up = bool(options.pop("ceil_mode", False))
         if dilation != (1, 1) or options.pop("return_indices", False) or options or math.prod(kernel) > 255:
             raise NotKnown(f"{label} is not a plain pool")
-        if len(self.shape) != 3 or self._has_linear():
-            raise NotKnown(f"{label} gets inputs of shape {self.shape}")
-        size = size_behind(self.shape[1:], kernel, stride, padding, rounds_up)
+        on_maps = len(self.shape) == 3 and not self._has_linear()
+        size = size_behind(self.shape[1:], kernel, stride, padding, rounds_up) if on_maps else (0, 0)
         if min(size) < 1:
             raise NotKnown(f"{label} gets inputs of shape {self.shape}")
         halves = (kernel, stride, padding) == ((2, 2), (2, 2), (0, 0)) and size == (
@@ -286,10 +291,10 @@ class Chain:
     def _check_graph(self) -> None:
         """A network that is more than a chain has no domains, no dropout on maps, and uses all that it makes."""
         last = [layer.kind for layer in self.layers].index("linear")
-        if not any(layer.in_graph for layer in self.layers):
-            return
         if self._widest > _WIDEST:
             raise NotKnown(f"it has convolutions of more than {_WIDEST} channels, with which torch is faster")
+        if self._work[True] > self._work[False]:
+            raise NotKnown("most of its work is in wide convolutions that are not 3x3 with stride 1: torch is faster")
         if self.routed or any(layer.kind == "dropout" for layer in self.layers[:last]):
             raise NotKnown("it has domains or drops values before its first linear layer, and is not a plain chain")
         read = {place - 1 if layer.source == BEFORE else layer.source for place, layer in enumerate(self.layers)}
