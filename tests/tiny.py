@@ -71,6 +71,13 @@ def small_net() -> nn.Module:
 
 def batchnorm_net() -> nn.Module:
     """A net with buffers, floating and whole, which only torch takes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, stride=2), nn.BatchNorm2d(2), nn.LeakyReLU(), nn.Flatten(), nn.Linear(18, 10)
+    )
+
+
+def compiled_batchnorm_net() -> nn.Module:
+    """The same with an activation that the kernel knows, so it takes the whole."""
     return nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 10))
 
 

@@ -21,6 +21,7 @@ from coterie.kernel.bridge import grouped
 from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
 from coterie.methods.fedcg.network import Graph, fedcg
+from coterie.models.resnet import Residual
 
 _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Linear(1, 2), (1,)),
@@ -67,6 +68,23 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
         ),
         (1, 13, 13),
     ),
+    (
+        nn.Sequential(
+            *(nn.Conv2d(3, 17, 3, padding=1, bias=False), nn.BatchNorm2d(17), nn.MaxPool2d(3, 2, padding=1), nn.ReLU()),
+            *(Residual(17, 17, 1), Residual(17, 33, 2, lambda channels: nn.GroupNorm(3, channels))),
+            *(nn.Conv2d(33, 9, 3, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 2)),
+        ),
+        (3, 11, 9),
+    ),
+    (
+        nn.Sequential(
+            *(nn.Conv2d(9, 35, (2, 3), (2, 1), (1, 0)), nn.MaxPool2d(2, ceil_mode=True)),
+            *(nn.Conv2d(35, 8, 3, padding=3), nn.BatchNorm2d(8, affine=False, track_running_stats=False)),
+            *(nn.Flatten(), nn.Linear(8 * 6 * 7, 2)),
+        ),
+        (9, 5, 7),
+    ),
+    (nn.Sequential(nn.GroupNorm(1, 5), nn.Conv2d(5, 3, 1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)), (5, 4, 4)),
 ]  # fmt: skip
 
 
@@ -89,7 +107,7 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
             net.train(weights, x, y, told, epochs=2, batch=batch, lr=0.01, scale=0.01, route=route, **options)
         net.evaluate(torch.stack([weights, weights]), x, y, route=route)
         net.predict(weights[None], x, route=route)
-        if x.is_floating_point() and route is None:
+        if x.is_floating_point() and net.has_input_gradient:
             net.input_gradient(weights, x, y)
 
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from coterie.core.compiled import Refusal
 from coterie.kernel import translate
+from coterie.kernel.layers import Loss
 from coterie.kernel.library import Library
-from coterie.kernel.net import Loss, Net
+from coterie.kernel.net import Net
 from coterie.kernel.structure import structure
 
 from .reference import flat

@@ -105,7 +105,7 @@ REFUSED_FORWARDS: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "dropout": (lambda m, x: m.last(F.dropout(m.hidden(_trunk(m, x).flatten(1)))), "dropout"),
     "a slice": (lambda m, x: m.last(m.hidden(_trunk(m, x).flatten(1))[:, :7]), "getitem"),
     "a loose parameter": (lambda m, x: F.linear(m.hidden(_trunk(m, x).flatten(1)), m.last.weight), "outside a layer"),
-    "a strange pool": (lambda m, x: m.last(m.hidden(F.max_pool2d(m.second(m.first(x)), 3).flatten(1))), "max_pool2d"),
+    "a strange pool": (lambda m, x: m.last(m.hidden(F.max_pool2d(m.first(x), 3, 2, 0, 2).flatten(1))), "max_pool2d"),
 }  # fmt: skip
 
 
@@ -183,17 +183,17 @@ def _repeated() -> nn.Module:
         (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Tanh()), (4,), "tanh behind relu"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), (1, 5, 5), "no linear layer"),
         (
-            nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Flatten(), nn.Linear(8, 3)),
+            nn.Sequential(nn.Conv2d(1, 2, 3, dilation=2), nn.Flatten(), nn.Linear(2, 3)),
             (1, 5, 5),
-            "0 (Conv2d) has a stride",
+            "0 (Conv2d) has a dilation",
         ),
         (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(18, 3)), (2, 5, 5), "groups"),
         (nn.Sequential(nn.Conv2d(1, 2, 3, padding_mode="reflect", padding=1), nn.Flatten()), (1, 5, 5), "padding mode"),
         (nn.Sequential(nn.Conv2d(1, 2, 2, padding="same"), nn.Flatten(), nn.Linear(50, 3)), (1, 5, 5), "unevenly"),
         (nn.Sequential(nn.Conv2d(1, 2, 7), nn.Flatten()), (1, 5, 5), "larger than its input"),
         (nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), (1, 5, 5), "3 channels"),
-        (nn.Sequential(nn.MaxPool2d(3), nn.Flatten(), nn.Linear(4, 3)), (1, 6, 6), "0 (MaxPool2d)"),
-        (nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(9, 3)), (1, 5, 5), "plain 2x2"),
+        (nn.Sequential(nn.MaxPool2d(3, dilation=2), nn.Flatten(), nn.Linear(4, 3)), (1, 6, 6), "0 (MaxPool2d)"),
+        (nn.Sequential(nn.MaxPool2d(2, return_indices=True), nn.Flatten(), nn.Linear(4, 3)), (1, 5, 5), "not a plain"),
         (nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 3)), (1, 1, 5), "gets inputs"),
         (_frozen(), (4,), "0.weight is frozen"),
         (_hooked(), (4,), "hooks"),

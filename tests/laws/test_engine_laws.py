@@ -16,7 +16,18 @@ from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
 from coterie.simulation.simulator import EngineOptions
 
-from ..tiny import batchnorm_net, cohort, driven, fingerprint, largest_gap, made, only, six_digits, small_net
+from ..tiny import (
+    batchnorm_net,
+    cohort,
+    compiled_batchnorm_net,
+    driven,
+    fingerprint,
+    largest_gap,
+    made,
+    only,
+    six_digits,
+    small_net,
+)
 
 EVERY = sorted(METHODS)
 TORCH_ALONE = ("apfl", "fedrep")
@@ -58,6 +69,22 @@ def test_lanes_and_processes_change_nothing_in_torch(name: str, six: OwnPopulati
     assert len(known) == len(entries) > 0 or type(driven(name)).task is not RoundMethod.task
     moved = sum(float(buffers["running_mean"].abs().sum()) for buffers in known)
     assert moved > 0
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedprox", "scaffold", "ifca", "gossip"])
+def test_the_kernel_keeps_the_laws_with_statistics(name: str, six: OwnPopulation) -> None:
+    alone = play(name, six, compiled_batchnorm_net, lanes=1, workers=1)
+    assert alone.engine.startswith("compiled kernel")
+    shared = play(name, six, compiled_batchnorm_net, lanes=2, workers=2)
+    assert fingerprint(shared) == fingerprint(alone)
+    compiled, plain = (
+        play(name, six, compiled_batchnorm_net, dtype=torch.float64, workers=1, kernel=kernel)
+        for kernel in (True, False)
+    )
+    for model in compiled.models:
+        assert largest_gap(compiled.models[model], plain.models[model]) < 1e-9
+        counters = [tensor for key, tensor in plain.models[model].items() if key.endswith("num_batches_tracked")]
+        assert name == "fedbn" or any(int(counter.sum()) > 0 for counter in counters)  # its clients keep theirs
 
 
 @pytest.mark.parametrize("name", EVERY)

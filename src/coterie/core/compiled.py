@@ -67,5 +67,5 @@ class Compiled(Protocol):
     def probabilities(self, models: Stack, inputs: Tensor) -> Tensor:
         """Class probabilities of every model for ready inputs, [K, n, classes]."""
 
-    def input_gradients(self, models: Stack) -> InputGradients:
-        """The gradients of the loss with respect to the inputs, for these models as they are now."""
+    def input_gradients(self, models: Stack) -> InputGradients | None:
+        """The gradients of the loss with respect to the inputs, for these models as they are now; None: by torch."""

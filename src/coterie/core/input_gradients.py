@@ -18,8 +18,9 @@ def input_gradients(task: Task, models: Stack) -> InputGradients:
     `gradients(model, inputs, labels)` is the summed cross-entropy of that model and its gradient with respect to the
     inputs. Every model has a pass of its own: on CPUs plain convolutions beat one grouped convolution.
     """
-    if not isinstance(task.compiled, Refusal):
-        return task.compiled.input_gradients(models)
+    compiled = None if isinstance(task.compiled, Refusal) else task.compiled.input_gradients(models)
+    if compiled is not None:
+        return compiled
     module = task.module.eval()
     states = [
         {name: _laid_out(tensor.detach().to(task.device)) for name, tensor in row(models, j).items()}

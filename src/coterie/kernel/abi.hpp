@@ -40,6 +40,7 @@ struct TrainCall {
     const int64_t* order;    // [epochs][per_epoch] sample numbers
     const uint8_t* masks;    // [samples of all epochs][dropped values], in the order of masks.hpp; null without dropout
     int64_t epochs, per_epoch, batch, block_bytes;
+    int64_t smallest;  // batches of fewer samples are left out
     int64_t rule;
     double lr, momentum, weight_decay, mu, beta1, beta2, eps;
     double mean_loss;  // the answer

@@ -65,13 +65,17 @@ class KernelTask:
     ) -> tuple[Stack, dict[int, float]]:
         """Every client in one call of the kernel each, in place on a fresh matrix of models."""
         net, weights = self.net, vectors(self.net, start)
+        # BatchNorm has no statistics of a single sample (core/training.py)
+        smallest = 2 if net.mixes_samples and opt.batch != 1 else 1
+        steps = torch.zeros(len(clients), dtype=torch.int64)
         anchors = vectors(net, prox) if prox is not None and mu else None
         pulls = vectors(net, correction) if correction is not None else None
         losses: dict[int, float] = {}
         for index, samples in enumerate(clients):
-            if not len(samples) or not opt.epochs:
+            if len(samples) < smallest or not opt.epochs:
                 continue
             batch, own, route = opt.batch_of(len(samples)), order(index), routing(net, start, index, samples)
+            steps[index] = opt.epochs * (len(samples) // batch + (len(samples) % batch >= smallest))
             losses[index] = net.train(
                 weights[index],
                 self._inputs(samples),
@@ -88,9 +92,13 @@ class KernelTask:
                 correction=pulls[index] if pulls is not None else None,
                 **self._scaling(samples),
                 route=route,
-                masks=masks(net, partial(generator, index), len(samples), opt.epochs, batch, self.dtype),
+                masks=masks(net, partial(generator, index), len(samples), opt.epochs, batch, self.dtype, smallest),
+                smallest=smallest,
             )
-        return models_of(net, weights, start), losses
+        trained = models_of(net, weights, start)
+        for name in net.counters:
+            trained[name] += steps.view(-1, *[1] * (trained[name].dim() - 1))
+        return trained, losses
 
     def score(self, models: Stack, samples: Samples) -> tuple[Tensor, Tensor]:
         """Mean loss and share of correct answers of every model."""
@@ -111,8 +119,10 @@ class KernelTask:
         """Class probabilities of every model for ready inputs."""
         return self.net.predict(vectors(self.net, models), inputs.to(self.dtype).contiguous())
 
-    def input_gradients(self, models: Stack) -> InputGradients:
+    def input_gradients(self, models: Stack) -> InputGradients | None:
         """The gradients of the loss with respect to the inputs."""
+        if not self.net.has_input_gradient:
+            return None
         rows = vectors(self.net, models)
         return lambda model, x, y: self.net.input_gradient(rows[model], x.contiguous(), y.contiguous())
 
@@ -137,18 +147,23 @@ class KernelTask:
 
 
 def vectors(net: Net, models: Stack) -> Tensor:
-    """A fresh matrix with one model per row, in the kernel's order of parameters."""
+    """A fresh matrix with one model per row, in the kernel's order of parameters and running statistics.
+
+    What is about parameters alone (an anchor, a correction) has zeros instead of statistics, which nobody reads.
+    """
     rows = count(models)
-    return torch.cat([models[name].reshape(rows, -1) for name in net.parameters], dim=1)
+    parts = [models[name].reshape(rows, -1) for name in (*net.parameters, *net.buffers) if name in models]
+    missing = net.size - sum(part.shape[1] for part in parts)
+    return torch.cat([*parts, *([parts[0].new_zeros(rows, missing)] if missing else [])], dim=1)
 
 
 def models_of(net: Net, matrix: Tensor, like: Stack) -> Stack:
     """The inverse of `vectors` (views of the matrix)."""
-    widths = [like[name][0].numel() for name in net.parameters]
-    columns = matrix.split(widths, dim=1)
-    named = dict(zip(net.parameters, columns, strict=True))
+    names = (*net.parameters, *net.buffers)
+    columns = matrix.split([like[name][0].numel() for name in names], dim=1)
+    named = dict(zip(names, columns, strict=True))
     return {
-        # what is not a parameter (how domains borrow from each other) is not trained
+        # what is neither (how domains borrow from each other) is not trained
         name: named[name].reshape(-1, *tensor.shape[1:]) if name in named else tensor.clone()
         for name, tensor in like.items()
     }

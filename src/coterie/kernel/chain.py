@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import nn
 
+from coterie.kernel.layers import BEFORE, Kind, Layer, Loss, size_behind
 from coterie.kernel.library import Library
-from coterie.kernel.net import Kind, Layer, Loss, Net
+from coterie.kernel.net import Net
 
 M = TypeVar("M", bound=nn.Module)
 BATCH = object()  # stands for the number of samples in shapes
+_WIDEST = 128  # in a network that is more than a chain: ResNet-18 gained a tenth (performance-details.md)
 _BEHIND_DOMAINS = ((), ("pool",), ("activation",), ("activation", "pool"), ("pool", "activation"))
 
 
@@ -69,9 +71,14 @@ class Chain:
             raise NotKnown(f"inputs of shape {input_shape} are neither vectors nor (channels, height, width)")
         self.input_shape = self.shape = self.maps = input_shape
         self.layers: list[Layer] = []
+        self._widest, self._work = (
+            0,
+            [0, 0],
+        )  # multiplications of most convolutions, and of those that torch does better
+        self.place = -1  # of the layer that the next one reads; -1 is the input
         self.routed = NETWORKS.get(type(module))
-        self.offsets, self.size = _offsets_of(module, self.routed)
-        self.unused = set(self.offsets)
+        self.offsets, self.buffers, self.counters, self.size = _offsets_of(module, self.routed)
+        self.unused = {*self.offsets, *self.buffers}
         whole = getattr(module, self.routed.network) if self.routed else module
         # A layer on its own is traced inside a container, so that it stays a layer.
         alone = type(whole) in (nn.Linear, nn.Conv2d)
@@ -95,6 +102,8 @@ class Chain:
             if "linear" not in (first, second) and (second != "dropout" or first == "dropout"):
                 raise NotKnown(f"{second} behind {first} follows a linear layer")
         self._check_domains()
+        if any(layer.in_graph for layer in self.layers):
+            self._check_graph()
         maps = self.maps if len(self.maps) == 3 else (self.maps[0], 1, 1)
         return Net(
             parameters=tuple(self.offsets),
@@ -106,6 +115,8 @@ class Chain:
             maps=(maps[0], maps[1], maps[2]),
             library=library,
             mix=self.routed.mix if self.routed else "",
+            buffers=tuple(self.buffers),
+            counters=self.counters,
         )
 
     def add(self, name: str, module: nn.Module) -> None:
@@ -116,20 +127,20 @@ class Chain:
 
     def activation(self, kind: Kind) -> None:
         """An activation."""
-        self.layers.append(Layer(kind))
+        self._append(Layer(kind))
 
     def linear(self, name: str, inputs: int, outputs: int, domains: int = 0) -> None:
         """A linear layer, its parameters those of the module with this name; with a residual for each of `domains`."""
         if self.shape != (inputs,):
             raise NotKnown(f"{self.label(name)} gets inputs of shape {self.shape}, not vectors of {inputs}")
-        self.layers.append(Layer("linear", outputs, (1, 1), (0, 0), *self._parts(name, domains)))
+        self._append(Layer("linear", outputs, (1, 1), (0, 0), *self._parts(name, domains)))
         self.shape = (outputs,)
 
     def convolution(self, name: str, module: nn.Conv2d, domains: int = 0) -> None:
         """A convolution with the geometry of `module`; otherwise as `linear`."""
         label = self.label(name)
-        if (module.stride, module.dilation, module.groups) != ((1, 1), (1, 1), 1) or module.padding_mode != "zeros":
-            raise NotKnown(f"{label} has a stride, dilation, groups or padding mode that is not known to the kernel")
+        if (module.dilation, module.groups) != ((1, 1), 1) or module.padding_mode != "zeros":
+            raise NotKnown(f"{label} has a dilation, groups or padding mode that is not known to the kernel")
         height, width = module.kernel_size
         if module.padding == "valid":
             padding = (0, 0)
@@ -141,34 +152,60 @@ class Chain:
             padding = (int(module.padding[0]), int(module.padding[1]))
         if len(self.shape) != 3 or self.shape[0] != module.in_channels or self._has_linear():
             raise NotKnown(f"{label} gets inputs of shape {self.shape}, not maps with {module.in_channels} channels")
-        rows, columns = self.shape[1] + 2 * padding[0] - height + 1, self.shape[2] + 2 * padding[1] - width + 1
-        if rows < 1 or columns < 1:
+        stride = (module.stride[0], module.stride[1])
+        size = size_behind(self.shape[1:], (height, width), stride, padding)
+        if min(size) < 1:
             raise NotKnown(f"{label} is larger than its input of shape {self.shape}")
-        self.layers.append(
-            Layer("convolution", module.out_channels, (height, width), padding, *self._parts(name, domains))
+        parts = self._parts(name, domains)
+        self._widest = max(self._widest, module.in_channels, module.out_channels)
+        slow = module.in_channels >= 64 and (height, width, *stride) != (3, 3, 1, 1)
+        self._work[slow] += module.in_channels * module.out_channels * height * width * math.prod(size)
+        self._append(
+            Layer("convolution", module.out_channels, (height, width), padding, *parts, stride=stride, size=size)
         )
-        self.shape = (module.out_channels, rows, columns)
+        self.shape = (module.out_channels, *size)
 
     def pool(self, label: str, options: dict[str, Any]) -> None:
         """A pool with these arguments of torch's."""
         kernel = pair(options.pop("kernel_size", None))
         stride = options.pop("stride", None)
         stride = kernel if stride is None or stride in ((), []) else pair(stride)
-        rest = (pair(options.pop("padding", 0)), pair(options.pop("dilation", 1)))
-        flags = options.pop("ceil_mode", False) or options.pop("return_indices", False)
-        options.pop("return_indices", None)
-        if (kernel, stride, *rest) != ((2, 2), (2, 2), (0, 0), (1, 1)) or flags or options:
-            raise NotKnown(f"{label} is not a plain 2x2 pool with stride 2")
-        if len(self.shape) != 3 or self._has_linear() or min(self.shape[1:]) < 2:
+        padding, dilation = pair(options.pop("padding", 0)), pair(options.pop("dilation", 1))
+        rounds_up = bool(options.pop("ceil_mode", False))
+        if dilation != (1, 1) or options.pop("return_indices", False) or options or math.prod(kernel) > 255:
+            raise NotKnown(f"{label} is not a plain pool")
+        on_maps = len(self.shape) == 3 and not self._has_linear()
+        size = size_behind(self.shape[1:], kernel, stride, padding, rounds_up) if on_maps else (0, 0)
+        if min(size) < 1:
             raise NotKnown(f"{label} gets inputs of shape {self.shape}")
-        self.layers.append(Layer("pool"))
-        self.shape = (self.shape[0], self.shape[1] // 2, self.shape[2] // 2)
+        halves = (kernel, stride, padding) == ((2, 2), (2, 2), (0, 0)) and size == (
+            self.shape[1] // 2,
+            self.shape[2] // 2,
+        )
+        self._append(Layer("pool" if halves else "field", kernel=kernel, padding=padding, stride=stride, size=size))
+        self.shape = (self.shape[0], *size)
+
+    def norm(self, name: str, channels: int, eps: float, *, groups: int = 0, momentum: float = 0.0) -> None:
+        """A normalisation over the batch, or of groups of channels; its running statistics are buffers."""
+        if len(self.shape) != 3 or self.shape[0] != channels or self._has_linear():
+            raise NotKnown(f"{self.label(name)} gets inputs of shape {self.shape}, not maps with {channels} channels")
+        running = [self._use(name, each) for each in ("running_mean", "running_var")] if not groups else [-1, -1]
+        own = {"weight": self._use(name, "weight"), "bias": self._use(name, "bias")}
+        options = {"groups": groups, "mean": running[0], "variance": running[1], "eps": eps, "momentum": momentum}
+        self._append(Layer("norm", **own, **options))  # type: ignore[arg-type]
+
+    def addition(self, first: int, second: int) -> None:
+        """The sum of what two layers make, of the present shape."""
+        if len(self.shape) != 3 or self._has_linear() or first == second:
+            raise NotKnown("an add of anything but two maps is not known to the kernel")
+        self.place = max(first, second)
+        self._append(Layer("add", other=min(first, second)))
 
     def average(self, label: str, window: tuple[int, int]) -> None:
         """Means over fields of this size that touch each other; what is left over at the edges is dropped."""
         if len(self.shape) != 3 or self._has_linear() or window[0] > self.shape[1] or window[1] > self.shape[2]:
             raise NotKnown(f"{label} gets inputs of shape {self.shape}")
-        self.layers.append(Layer("average", kernel=window))
+        self._append(Layer("average", kernel=window))
         self.shape = (self.shape[0], self.shape[1] // window[0], self.shape[2] // window[1])
 
     def average_to(self, label: str, size: Any) -> None:
@@ -205,7 +242,7 @@ class Chain:
             and not any(x.kind == "convolution" for x in self.layers)
         ):
             raise NotKnown(f"{label} comes before the first convolution, on reshaped inputs")
-        self.layers.append(Layer("dropout", rate=float(rate), shape=self.shape))
+        self._append(Layer("dropout", rate=float(rate), shape=self.shape))
 
     def flatten(self, start: Any, end: Any) -> None:
         """A flatten with these arguments of torch's."""
@@ -236,12 +273,34 @@ class Chain:
     def _use(self, module: str, parameter: str) -> int:
         name = self._inside + f"{module}.{parameter}".removeprefix(self._prefix)
         owner = self.modules[module]
-        if owner._parameters.get(parameter) is None:
+        if owner._parameters.get(parameter) is None and owner._buffers.get(parameter) is None:
             return -1
         if name not in self.unused:
             raise NotKnown(f"its parameter {name} is used twice or shared")
         self.unused.remove(name)
-        return self.offsets[name]
+        return self.offsets[name] if name in self.offsets else self.buffers[name]
+
+    def _append(self, layer: Layer) -> None:
+        if self.place != len(self.layers) - 1:
+            if layer.kind == "linear" or self._has_linear():
+                raise NotKnown("its forward is not a chain behind the maps")
+            layer = replace(layer, source=self.place)
+        self.place = len(self.layers)
+        self.layers.append(layer)
+
+    def _check_graph(self) -> None:
+        """A network that is more than a chain has no domains, no dropout on maps, and uses all that it makes."""
+        last = [layer.kind for layer in self.layers].index("linear")
+        if self._widest > _WIDEST:
+            raise NotKnown(f"it has convolutions of more than {_WIDEST} channels, with which torch is faster")
+        if self._work[True] > self._work[False]:
+            raise NotKnown("most of its work is in wide convolutions that are not 3x3 with stride 1: torch is faster")
+        if self.routed or any(layer.kind == "dropout" for layer in self.layers[:last]):
+            raise NotKnown("it has domains or drops values before its first linear layer, and is not a plain chain")
+        read = {place - 1 if layer.source == BEFORE else layer.source for place, layer in enumerate(self.layers)}
+        read |= {layer.other for layer in self.layers if layer.kind == "add"}
+        if set(range(last)) - read:
+            raise NotKnown("its forward is not a chain: it makes something that it does not use")
 
     def _check_domains(self) -> None:
         """The kernel has domains in one layer alone, linear or the last convolution."""
@@ -265,11 +324,12 @@ class Chain:
         return any(layer.kind == "linear" for layer in self.layers)
 
 
-def _offsets_of(module: nn.Module, routed: Routed | None) -> tuple[dict[str, int], int]:
-    """Where each parameter begins in the flat vector."""
-    if {name for name, _ in module.named_buffers()} - ({routed.mix} if routed else set()):
-        raise NotKnown("it holds buffers (running statistics, masks)")
-    offsets, size = {}, 0
+def _offsets_of(
+    module: nn.Module, routed: Routed | None
+) -> tuple[dict[str, int], dict[str, int], tuple[str, ...], int]:
+    """Where each parameter and each running statistic begins in the flat vector; the names of BatchNorm's counters."""
+    known = {routed.mix} if routed else set()
+    offsets, buffers, counters, size = {}, {}, [], 0
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             raise NotKnown(f"its parameter {name} is frozen")
@@ -277,40 +337,14 @@ def _offsets_of(module: nn.Module, routed: Routed | None) -> tuple[dict[str, int
         size += parameter.numel()
     if len(list(module.named_parameters(remove_duplicate=False))) != len(offsets):
         raise NotKnown("it shares a parameter between layers")
-    return offsets, size
-
-
-def _pool(chain: Chain, name: str, module: nn.MaxPool2d) -> None:
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    chain.pool(chain.label(name), {each: getattr(module, each) for each in names})
-
-
-def _unflatten(chain: Chain, name: str, module: nn.Unflatten) -> None:
-    if module.dim != 1 or len(chain.shape) != 1:
-        raise NotKnown(f"layer {chain.label(name)} is not known to the kernel")
-    chain.reshape([BATCH, *module.unflattened_size])
-
-
-def _average(chain: Chain, name: str, module: nn.AvgPool2d) -> None:
-    names = ("kernel_size", "stride", "padding", "ceil_mode", "divisor_override")
-    chain.average_pool(chain.label(name), {each: getattr(module, each) for each in names})
-
-
-def _dropout_of_channels(chain: Chain, name: str, module: nn.Dropout2d) -> None:
-    if module.p:
-        raise NotKnown(f"layer {chain.label(name)} is not known to the kernel")
-
-
-register_layer(nn.Linear, lambda chain, name, layer: chain.linear(name, layer.in_features, layer.out_features))
-register_layer(nn.Conv2d, lambda chain, name, layer: chain.convolution(name, layer))
-register_layer(nn.ReLU, lambda chain, *_: chain.activation("relu"))
-register_layer(nn.Tanh, lambda chain, *_: chain.activation("tanh"))
-register_layer(nn.Sigmoid, lambda chain, *_: chain.activation("sigmoid"))
-register_layer(nn.MaxPool2d, _pool)
-register_layer(nn.Flatten, lambda chain, _, layer: chain.flatten(layer.start_dim, layer.end_dim))
-register_layer(nn.Unflatten, _unflatten)
-register_layer(nn.Identity, lambda *_: None)
-register_layer(nn.AvgPool2d, _average)
-register_layer(nn.AdaptiveAvgPool2d, lambda chain, name, layer: chain.average_to(chain.label(name), layer.output_size))
-register_layer(nn.Dropout, lambda chain, name, layer: chain.dropout(chain.label(name), layer.p))
-register_layer(nn.Dropout2d, _dropout_of_channels)
+    norms = tuple(name for name, layer in module.named_modules() if type(layer) is nn.BatchNorm2d)
+    for name, buffer in module.named_buffers():
+        owner, _, own = name.rpartition(".")
+        if owner in norms and own == "num_batches_tracked":
+            counters.append(name)
+        elif owner in norms:
+            buffers[name] = size
+            size += buffer.numel()
+        elif name not in known:
+            raise NotKnown("it holds buffers (running statistics, masks)")
+    return offsets, buffers, tuple(counters), size

@@ -35,7 +35,7 @@ class Head {
                     stage.bias >= 0 ? stage.bias - stage.weight : -1, batch, stride_);
             stages_.push_back(std::move(stage));
         }
-        if (turned_input) input_gradient_.resize(features * stride_);
+        if (turned_input || !net.graph.empty()) input_gradient_.resize(features * stride_);
     }
 
     T* input_rows() { return input_.data(); }
@@ -44,6 +44,10 @@ class Head {
     // A trunk's last map as it lies in the head's input, for samples from `first` on; and its gradient likewise.
     Map<T> input_map(const MapShape& shape, long first) { return map_of(input_.data(), shape, first); }
     Map<T> input_gradient_map(const MapShape& shape, long first) { return map_of(input_gradient_.data(), shape, first); }
+
+    // [feature][sample], `stride` values from feature to feature.
+    const T* input_gradient() const { return input_gradient_.data(); }
+    long stride() const { return stride_; }
 
     const T* output() const { return stages_.back().z.data(); }
     T* output() { return stages_.back().z.data(); }

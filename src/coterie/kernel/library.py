@@ -34,9 +34,11 @@ class LayerRecord(Structure):
             for name in (
                 *("kind", "outputs", "kernel_height", "kernel_width", "pad_height", "pad_width"),
                 *("weight_offset", "bias_offset", "domains", "residual_offset", "scale_offset"),
+                *("source", "other", "stride_height", "stride_width", "out_height", "out_width"),
+                *("groups", "mean_offset", "variance_offset"),
             )
         ],
-        ("rate", c_double),
+        *[(name, c_double) for name in ("rate", "eps", "momentum")],
     ]
 
 
@@ -71,7 +73,7 @@ class TrainCall(Structure):
     _fields_: ClassVar = [
         *[("network", NetworkCall), ("data", DataCall)],
         *[(name, c_void_p) for name in ("weights", "anchor", "correction", "order", "masks")],
-        *[(name, c_int64) for name in ("epochs", "per_epoch", "batch", "block_bytes", "rule")],
+        *[(name, c_int64) for name in ("epochs", "per_epoch", "batch", "block_bytes", "smallest", "rule")],
         *[(name, c_double) for name in ("lr", "momentum", "weight_decay", "mu", "beta1", "beta2", "eps", "mean_loss")],
     ]
 

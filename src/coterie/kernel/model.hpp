@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "gather.hpp"
+#include "graph_trunk.hpp"
 #include "head.hpp"
 #include "loss.hpp"
 #include "routed.hpp"
@@ -37,6 +38,7 @@ class Model {
             front_.trunk.pop_back();
             routed_ = std::make_unique<Routed<T>>(net, parameters_, batch);
         }
+        if (!net.graph.empty()) graph_ = make_graph_trunk<T>(net, parameters_, batch);
         long fitting = block_bytes / std::max<long>(1, Trunk<T>::bytes_per_sample(net));
         // Whole vectors of samples, at least one: narrower blocks cost more in tails than the cache gives back.
         block_ = std::min(batch, std::max<long>(kLanes<T>, fitting / kLanes<T> * kLanes<T>));
@@ -49,22 +51,30 @@ class Model {
                 Optimiser<T>& optimiser, const uint8_t* masks) {
         masks_ = {masks, samples};
         head_.drop_by(masks_);
-        forward(inputs, order, samples, weights, true);
+        if (graph_) {
+            graph_->forward(inputs, order, samples, weights, true, head_.input_rows(), head_.input_row());
+            head_.forward(weights, samples, nullptr, order);
+        } else {
+            forward(inputs, order, samples, weights, true);
+        }
         double loss = 0;
         for (long j = 0; j < samples; j++)
             loss += double(loss_of(targets, order, j, T(1) / T(samples), head_.output_gradient() + j * head_.output_row()));
         optimiser.begin_step();
         bool front_learns = !front_.trunk.empty() && trunk(std::min(block_, samples)).learns();
-        bool learns = routed_ || front_learns;
+        bool learns = routed_ || front_learns || (graph_ && graph_->learns());
         head_.backward(weights, samples, optimiser, learns);
-        if (learns) backward_trunk(samples, weights, optimiser, front_learns);
+        if (learns && graph_)
+            backward_graph(samples, optimiser);
+        else if (learns)
+            backward_trunk(samples, weights, optimiser, front_learns);
         return loss;
     }
 
     // The gradient of each sample's own loss with respect to its inputs, [samples][values]; returns the sum of losses.
     double input_gradient(const Samples<T>& inputs, const Targets<T>& targets, const int64_t* order, long samples,
                           const T* weights, T* out) {
-        if (net_.domains()) throw std::invalid_argument("a network with domains has no gradient of its inputs here");
+        if (net_.domains() || graph_) throw std::invalid_argument("such a network has no gradient of its inputs here");
         forward(inputs, order, samples, weights, true, true);
         double loss = 0;
         for (long j = 0; j < samples; j++)
@@ -86,7 +96,9 @@ class Model {
     // Outputs (logits, or activated values) of `samples` samples, row j at `output(j)`.
     void forward(const Samples<T>& inputs, const int64_t* order, long samples, const T* weights, bool keep = false,
                  bool to_input = false) {
-        if (net_.trunk.empty())
+        if (graph_)  // which changes weights, the running statistics, in training alone
+            graph_->forward(inputs, order, samples, const_cast<T*>(weights), false, head_.input_rows(), head_.input_row());
+        else if (net_.trunk.empty())
             gather_rows(inputs, order, samples, head_.input_rows(), head_.input_row());
         else
             forward_trunk(inputs, order, samples, weights, keep, to_input);
@@ -155,6 +167,12 @@ class Model {
         optimiser.update_all(again, gradient_.data() + again, size_of_trunk_ - again);
     }
 
+    void backward_graph(long samples, Optimiser<T>& optimiser) {
+        std::memset(gradient_.data(), 0, size_t(size_of_trunk_) * sizeof(T));
+        graph_->backward(head_.input_gradient(), head_.stride(), samples, gradient_.data());
+        optimiser.update_all(0, gradient_.data(), size_of_trunk_);
+    }
+
     const Network& net_;
     Network front_;  // the stages before a routed one: all of them where there is none
     Parameters<T> parameters_;
@@ -165,6 +183,7 @@ class Model {
     long block_;
     Masks masks_;  // of the present step
     std::unique_ptr<Routed<T>> routed_;
+    std::unique_ptr<GraphTrunk<T>> graph_;
     std::map<long, std::unique_ptr<Trunk<T>>> trunks_;  // by block size: a ragged last batch has another
 };
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from coterie.core.errors import CoterieError
 from coterie.core.samples import Normalise
 from coterie.kernel.checks import check_channels, check_flat, check_hyper, check_masks, dtype_of
+from coterie.kernel.layers import Layer, Loss, records
 from coterie.kernel.library import (
     DataCall,
     EvaluateCall,
@@ -23,33 +24,11 @@ from coterie.kernel.library import (
     Library,
     NetworkCall,
     TrainCall,
-    array_of,
 )
 
-Loss = Literal["cross_entropy", "mse"]
-Kind = Literal["convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout"]
-_KINDS: dict[Kind, int] = {kind: number for number, kind in enumerate(get_args(Kind))}
 _LOSSES = {"cross_entropy": 0, "mse": 1}
 _RULES = {"sgd": 0, "adam": 1}
 _BLOCK_BYTES = 1 << 20  # of maps that convolutions work on at a time: about a second-level cache
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer as the kernel knows it; offsets are places in the flat vector of parameters."""
-
-    kind: Kind
-    outputs: int = 0
-    kernel: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    weight: int = -1
-    bias: int = -1
-    domains: int = 0
-    residual: int = -1
-    scale: int = -1
-    rate: float = field(default=0.0, kw_only=True)
-    """Of dropout, which also says what it is applied to: maps (channels, height, width) or vectors (features,)."""
-    shape: tuple[int, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,7 @@ class Net:
     parameters: tuple[str, ...]
     """Names in the flat vector's order: that of `module.named_parameters()`."""
     size: int
-    """Length of the flat vector."""
+    """Length of the flat vector: all parameters, then all running statistics."""
     input_shape: tuple[int, ...]
     outputs: int
     loss: Loss
@@ -77,6 +56,10 @@ class Net:
     library: Library = field(repr=False)
     mix: str = ""
     """The entry of a state that says how domains borrow from each other, where there is one."""
+    buffers: tuple[str, ...] = ()
+    """Running statistics, behind the parameters in the flat vector."""
+    counters: tuple[str, ...] = ()
+    """Entries of a state that count the steps."""
     block_bytes: int = field(default=_BLOCK_BYTES, repr=False)
 
     def train(
@@ -102,12 +85,14 @@ class Net:
         scale: float = 1.0,
         route: Routing | None = None,
         masks: Tensor | None = None,
+        smallest: int = 1,
     ) -> float:
         """Train the flat `weights` in place, as torch's optimiser would; returns the mean loss over the samples seen.
 
         `order` holds the sample numbers of all epochs one after the other; a batch never crosses an epoch. `anchor`
         and `mu` give the prox term, `correction` is added to every gradient. `x` is of the weights' type, or uint8;
         both are normalised by (x * scale - mean) / std per channel. `masks` are those of dropout (`noise.masks`).
+        Batches of fewer samples than `smallest` are left out.
         """
         dtype = dtype_of(weights)
         check_flat("weights", weights, (self.size,), dtype)
@@ -121,6 +106,8 @@ class Net:
             raise CoterieError(f"Training needs at least 1 epoch and a batch of at least 1, not {epochs} and {batch}.")
         if order.numel() == 0 or order.numel() % epochs:
             raise CoterieError(f"order holds {order.numel()} sample numbers, which are not {epochs} equal epochs.")
+        if min(batch, order.numel() // epochs) < smallest:
+            raise CoterieError(f"No batch has {smallest} samples, so there is nothing to train on.")
         if optimiser not in _RULES:
             raise CoterieError(f"The kernel knows the optimisers sgd and adam, not {optimiser!r}.")
         check_masks(masks, order.numel() * sum(math.prod(x.shape) for x in self.layers if x.shape))
@@ -139,6 +126,7 @@ class Net:
             per_epoch=order.numel() // epochs,
             batch=batch,
             block_bytes=self.block_bytes,
+            smallest=smallest,
             rule=_RULES[optimiser],
             **{"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "mu": mu},
             **{"beta1": betas[0], "beta2": betas[1], "eps": eps},
@@ -196,8 +184,8 @@ class Net:
 
     def input_gradient(self, weights: Tensor, x: Tensor, y: Tensor | None) -> tuple[float, Tensor]:
         """The summed loss of one model (flat `weights`) and its gradient with respect to the inputs `x`."""
-        if self.domains:
-            raise CoterieError("The kernel has no gradient of the inputs of a network with domains; use torch.")
+        if not self.has_input_gradient:
+            raise CoterieError("The kernel has no gradient of the inputs of such a network; use torch.")
         dtype = dtype_of(weights)
         check_flat("weights", weights, (self.size,), dtype)
         data, _kept = self._data(x, y, dtype, (0.0,), (1.0,), 1.0)
@@ -248,15 +236,7 @@ class Net:
 
     @cached_property
     def _records(self) -> ctypes.Array[LayerRecord]:
-        return array_of(
-            [
-                LayerRecord(
-                    *(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias),
-                    *(layer.domains, layer.residual, layer.scale, layer.rate),
-                )
-                for layer in self.layers
-            ]
-        )
+        return records(self.layers)
 
     def _network(self, loss: Loss, mix: Tensor | None) -> tuple[NetworkCall, ctypes.Array[LayerRecord]]:
         place = None if mix is None else mix.data_ptr()
@@ -266,6 +246,16 @@ class Net:
     def domains(self) -> int:
         """How many domains its last convolution knows; 0 for a network without any."""
         return max(layer.domains for layer in self.layers)
+
+    @cached_property
+    def mixes_samples(self) -> bool:
+        """Whether it normalises samples by each other."""
+        return any(layer.kind == "norm" and not layer.groups for layer in self.layers)
+
+    @property
+    def has_input_gradient(self) -> bool:
+        """Whether `input_gradient` is there: not with domains, and not in a network that is more than a chain."""
+        return not self.domains and not any(layer.in_graph for layer in self.layers)
 
     def _routed(self, data: DataCall, dtype: torch.dtype, route: Routing | None) -> Tensor | None:
         """Put the domains of the samples into `data`; returned is how they borrow from each other."""

@@ -3,7 +3,7 @@
 //   trunk: convolutions, pools, activations and dropout on maps (channels, height, width)
 //   head:  linear layers with their activations and dropout on vectors
 //
-// A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], or an average pool, or
+// A trunk that is more than a chain of such stages is a graph (graph.hpp). A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], or an average pool, or
 // dropout; of the head linear [activation] [dropout].
 #pragma once
 
@@ -12,29 +12,9 @@
 #include <stdexcept>
 #include <vector>
 
+#include "graph.hpp"
+
 namespace coterie {
-
-enum class Kind : int64_t { convolution = 0, linear = 1, relu = 2, tanh = 3, sigmoid = 4, pool = 5, average = 6, dropout = 7 };
-enum class Activation { none, relu, tanh, sigmoid };
-enum class Loss : int64_t { cross_entropy = 0, squared_error = 1 };
-
-// One layer as the Python side writes it (net.py). An absent bias has offset -1, a layer without domains 0 of them.
-struct LayerRecord {
-    int64_t kind, outputs, kernel_height, kernel_width, pad_height, pad_width, weight_offset, bias_offset;
-    int64_t domains, residual_offset, scale_offset;
-    double rate;  // of dropout
-};
-
-struct MapShape {
-    long channels, height, width;
-    long size() const { return channels * height * width; }
-};
-
-// A tensor of parameters: where it is in the caller's flat vector.
-struct Parameter {
-    long offset = -1;
-    bool present() const { return offset >= 0; }
-};
 
 // What a layer with domains has beside its weight and bias (domains.hpp); no domains: a plain layer.
 struct DomainPart {
@@ -81,6 +61,7 @@ struct Network {
     std::vector<TrunkStage> trunk;
     std::vector<HeadStage> head;
     Loss loss;
+    std::vector<Node> graph = {};  // instead of a trunk
     const void* mix = nullptr;  // [domains][domains], of the weights' type: how domains borrow from each other
 
     bool routes_trunk() const { return !trunk.empty() && trunk.back().domain.domains > 0; }
@@ -90,17 +71,15 @@ struct Network {
         for (const HeadStage& stage : head) most = std::max(most, stage.domain.domains);
         return most;
     }
+    // Whether a sample's outputs depend on the others, in evaluation too.
+    bool mixes_samples() const {
+        return std::any_of(graph.begin(), graph.end(), [](const Node& n) { return n.by_batch() && !n.mean.present(); });
+    }
     long outputs() const { return head.back().outputs; }
     // How many values of a sample dropout has masks for, in the trunk and in the head.
     long dropped_in_trunk = 0, dropped_in_head = 0;
     long dropped() const { return dropped_in_trunk + dropped_in_head; }
 };
-
-inline Activation activation_of(Kind kind) {
-    return kind == Kind::relu ? Activation::relu : kind == Kind::tanh ? Activation::tanh : Activation::sigmoid;
-}
-
-inline bool is_activation(Kind kind) { return kind == Kind::relu || kind == Kind::tanh || kind == Kind::sigmoid; }
 
 inline DomainPart domain_part_of(const LayerRecord& layer) {
     return {long(layer.domains), {long(layer.residual_offset)}, {long(layer.scale_offset)}};
@@ -114,6 +93,12 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
     auto next_is_pool = [&] { return at < count && Kind(layers[at].kind) == Kind::pool; };
     auto take_activation = [&] { return activation_of(Kind(layers[at++].kind)); };
 
+    if (needs_graph(layers, count)) {
+        GraphReader reader(map);
+        at = reader.read(layers, count);
+        map = reader.out();
+        net.graph = std::move(reader.nodes);
+    }
     while (at < count && Kind(layers[at].kind) != Kind::linear) {
         if (net.routes_trunk()) throw std::invalid_argument("only the last stage of the trunk may have domains");
         TrunkStage stage;

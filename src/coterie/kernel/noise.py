@@ -9,15 +9,23 @@ import torch
 from torch import Tensor
 
 from coterie.kernel.checks import MASK_SLACK
-from coterie.kernel.net import Layer, Net
+from coterie.kernel.layers import Layer
+from coterie.kernel.net import Net
 
 
 def masks(
-    net: Net, draws: Callable[[], torch.Generator], samples: int, epochs: int, batch: int, dtype: torch.dtype
+    net: Net,
+    draws: Callable[[], torch.Generator],
+    samples: int,
+    epochs: int,
+    batch: int,
+    dtype: torch.dtype,
+    smallest: int = 1,
 ) -> Tensor | None:
     """The masks of all steps as the kernel reads them (masks.hpp); None for a network without dropout.
 
-    `draws` makes the generator that they are drawn from, which is only done where there is dropout.
+    Batches of fewer samples than `smallest` are left out: for those nothing is drawn. `draws` makes
+    the generator, which is only done where there is dropout.
     """
     places = [place for place, layer in enumerate(net.layers) if layer.kind == "dropout"]
     if not places:
@@ -32,6 +40,9 @@ def masks(
     for _ in range(epochs):
         for first in range(0, samples, batch):
             number = min(batch, samples - first)
+            if number < smallest:
+                at += number * sum(math.prod(each.shape) for each in layers)
+                continue
             for place, layer in zip(places, layers, strict=True):
                 drawn = _drawn(layer, number, generator, dtype)
                 ordered = drawn.movedim(0, -1) if place < linear else drawn

@@ -23,9 +23,18 @@ class Parameters {
             add_layer(stage.weight, stage.bias, stage.domain, stage.weights(), stage.convolved.channels,
                       {{0, 0}, stage.taps(), stage.convolved.channels});
         }
+        for (const Node& node : net.graph) {
+            bool convolves = node.work == Work::convolution;
+            if (convolves) add_weight(node.weight.offset, node.out.channels * node.taps(), {{0, 0}, node.taps(), node.out.channels});
+            if (!convolves && node.weight.present()) add_plain(node.weight.offset, node.out.channels);
+            if (node.bias.present()) add_plain(node.bias.offset, node.out.channels);
+        }
         for (const HeadStage& stage : net.head)
             add_layer(stage.weight, stage.bias, stage.domain, stage.inputs * stage.outputs, stage.outputs,
                       {{stage.inputs, stage.outputs}});
+        for (const Node& node : net.graph)  // behind all that is trained
+            for (const Parameter& statistic : {node.mean, node.variance})
+                if (statistic.present()) add_plain(statistic.offset, node.out.channels);
     }
 
     long size() const { return size_; }

@@ -31,16 +31,19 @@ Status train(TrainCall& call) {
                            correction.size() ? correction.data() : nullptr, parameters.size());
 
     double loss = 0;
+    long seen = 0;
     for (long epoch = 0; epoch < call.epochs; epoch++) {
         const int64_t* order = call.order + epoch * call.per_epoch;
         for (long first = 0; first < call.per_epoch; first += batch) {
             long samples = std::min<long>(batch, call.per_epoch - first);
+            if (samples < call.smallest) continue;
+            seen += samples;
             const uint8_t* masks = net.dropped() ? call.masks + (epoch * call.per_epoch + first) * net.dropped() : nullptr;
             loss += model.step(inputs, targets, order + first, samples, weights.data(), optimiser, masks);
         }
     }
     parameters.unpack(weights.data(), flat, idle);
-    call.mean_loss = loss / double(call.epochs * call.per_epoch);
+    call.mean_loss = loss / double(seen);
     return done;
 }
 

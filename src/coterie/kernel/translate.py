@@ -17,9 +17,11 @@ from torch import fx, nn
 
 from coterie.core.compiled import Refusal
 from coterie.core.task import DRAWING
+from coterie.kernel import known  # noqa: F401 (registers its layers)
 from coterie.kernel.chain import BATCH, LAYERS, NETWORKS, Chain, NotKnown
+from coterie.kernel.layers import Kind, Loss
 from coterie.kernel.library import Library, installed
-from coterie.kernel.net import Kind, Loss, Net
+from coterie.kernel.net import Net
 from coterie.kernel.structure import structure
 from coterie.kernel.verify import difference
 
@@ -32,6 +34,7 @@ _RESHAPES: frozenset[Any] = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS: frozenset[Any] = frozenset(("flatten", torch.flatten))
 _POOLS: frozenset[Any] = frozenset((F.max_pool2d, torch.max_pool2d))
 _AVERAGES: frozenset[Any] = frozenset((F.avg_pool2d, torch._C._nn.avg_pool2d))
+_ADDITIONS: frozenset[Any] = frozenset((operator.add, operator.iadd, torch.add, "add", "add_"))
 _MEANS: frozenset[Any] = frozenset(("mean", torch.mean))
 _NOTHING: frozenset[Any] = frozenset(("contiguous",))
 _MOST_PLANS = 64
@@ -105,6 +108,8 @@ class _Walk:
         self.values: dict[fx.Node, Any] = {}
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self.current: fx.Node | None = None
+        self.places: dict[fx.Node, int] = {}
+        self.adds = any(node.target in _ADDITIONS for node in graph.nodes)
         for node in graph.nodes:
             self._visit(node)
 
@@ -113,7 +118,7 @@ class _Walk:
             if self.current is not None:
                 raise NotKnown("its forward takes more than one input")
             self.current = node
-            self.shapes[node] = self.chain.shape
+            self.shapes[node], self.places[node] = self.chain.shape, self.chain.place
         elif node.op == "output":
             if node.args[0] is not self.current:
                 raise NotKnown("its forward does not return the last layer's output alone")
@@ -124,7 +129,7 @@ class _Walk:
         else:
             self._layer(node)
             self.current = node
-            self.shapes[node] = self.chain.shape
+            self.shapes[node], self.places[node] = self.chain.shape, self.chain.place
 
     def _is_shape(self, node: fx.Node) -> bool:
         if node.op == "call_method":
@@ -151,10 +156,27 @@ class _Walk:
 
     def _check_input(self, node: fx.Node) -> None:
         source = node.args[0] if node.args else None
-        if source is not self.current:
+        if self.adds and isinstance(source, fx.Node) and source in self.places:  # a branch that is added to another
+            self.chain.place, self.chain.shape = self.places[source], self.shapes[source]
+        elif source is not self.current:
             raise NotKnown(f"its forward is not a chain: {node.name} does not follow the layer before it")
 
+    def _add(self, node: fx.Node) -> None:
+        summands = [each for each in node.args if isinstance(each, fx.Node) and each in self.places]
+        if len(summands) != 2 or len(node.args) != 2 or node.kwargs:
+            raise NotKnown("an add of anything but two maps is not known to the kernel")
+        first, second = summands
+        if self.shapes[first] != self.shapes[second]:
+            raise NotKnown(
+                f"an add of shapes {self.shapes[first]} and {self.shapes[second]} is not known to the kernel"
+            )
+        self.chain.shape = self.shapes[first]
+        self.chain.addition(self.places[first], self.places[second])
+
     def _layer(self, node: fx.Node) -> None:
+        if node.target in _ADDITIONS:
+            self._add(node)
+            return
         self._check_input(node)
         if node.op == "call_module":
             self._module(str(node.target), self.chain.modules[str(node.target)], node)

@@ -144,7 +144,7 @@ COTERIE_INLINE T sum_lanes(Vec<T> value) {
     return lanes[0];
 }
 
-// An array of zeros on a cache line, with a cache line of slack on either side for loads that overrun.
+// An array of zeros (if nothing else is asked for) on a cache line, with a cache line of slack on either side for loads that overrun.
 template <class T>
 class Buffer {
    public:
@@ -160,14 +160,14 @@ class Buffer {
     }
     ~Buffer() { std::free(block_); }
 
-    void resize(long count) {
+    void resize(long count, bool zeros = true) {
         std::free(block_);
         block_ = nullptr;
         count_ = count;
         size_t bytes = round_up(long(size_t(count) * sizeof(T)), kSlack) + 3 * kSlack;
         block_ = static_cast<char*>(std::aligned_alloc(kSlack, bytes));
         if (!block_) throw std::bad_alloc();
-        std::memset(block_, 0, bytes);
+        if (zeros) std::memset(block_, 0, bytes);
     }
     T* data() { return reinterpret_cast<T*>(block_ + kSlack); }
     const T* data() const { return reinterpret_cast<const T*>(block_ + kSlack); }

@@ -28,6 +28,12 @@ def difference(net: Net, reference: nn.Module, routed: Routed | None) -> str | N
             parameter.copy_(values)
             flat[start : start + parameter.numel()] = values.flatten()
             start += parameter.numel()
+        statistics = dict(reference.named_buffers())
+        for name in net.buffers:
+            values = torch.randn(statistics[name].shape, generator=generator, dtype=torch.float64)
+            statistics[name].copy_(values.abs() + 0.5 if name.endswith("running_var") else values)
+            flat[start : start + values.numel()] = statistics[name]
+            start += values.numel()
         x = torch.randn(_SAMPLES, *net.input_shape, generator=generator, dtype=torch.float64)
         mix = getattr(reference, routed.mix) if routed else None
         route = Routing(torch.arange(_SAMPLES) % net.domains, mix) if routed else None
