@@ -286,7 +286,8 @@ class TrainedRun:
     def _trained_task(self, task: Task, state: Callable[[], Any]) -> Task:
         """The task as the method trained it in the end."""
         method = self._method
-        if self._folder.kind is RunKind.CLIENT:  # a client has no state of it
+        fixed = type(method).task_in is RoundMethod.task_in  # for most methods: no state need be read
+        if fixed or self._folder.kind is RunKind.CLIENT:  # a client has no state of it
             return method.task(task)
         return method.task_in(state(), method.task(task))
 
