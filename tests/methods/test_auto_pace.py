@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,8 @@ from coterie.methods.auto import pace, personal
 from coterie.methods.auto.messages import Groups, Known, Pace, Visit
 from coterie.methods.auto.proposals import own_ways
 from coterie.methods.auto.visits import Came
+from coterie.runs.config import from_tables
+from coterie.runs.experiment import execute
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, small_net
@@ -52,7 +56,8 @@ def test_a_round_that_most_lose_by_is_taken_back() -> None:
         ((1.2, 1.2, 1.2, 0.9, 0.9, 0.9), False, False),
         ((1.005,) * 6, False, False),
     ]:
-        state, back = pace.judged(state_of(1.0, good), [came(*losses)], uneven)
+        state, back, afresh = pace.judged(state_of(1.0, good), [came(*losses)], uneven)
+        assert not afresh
         assert back == ({0} if taken else set()), losses
         assert state.pace.tolist() == [0.5 if taken else 1.0]
         assert row(pace.taken_back(state, state.models, back), 0)["w"].item() == (1.0 if taken else 2.0)
@@ -61,17 +66,45 @@ def test_a_round_that_most_lose_by_is_taken_back() -> None:
 
 def test_few_at_a_time_are_judged_together() -> None:
     """Two of six say nothing yet; two more make four, which is enough. The model of before is the good one at first."""
-    state, back = pace.judged(state_of(1.0, {}), [came(1.5, 1.5)], False)
+    state, back, _ = pace.judged(state_of(1.0, {}), [came(1.5, 1.5)], False)
     assert (back, state.paces["0"].share, len(state.paces["0"].rises)) == (set(), 1.0, 2)
-    state, back = pace.judged(state, [came(1.5, 1.5)], False)
+    state, back, _ = pace.judged(state, [came(1.5, 1.5)], False)
     assert (back, state.paces["0"].share, state.paces["0"].rises) == ({0}, 0.5, [])
     assert state.paces["0"].good["w"].item() == 1
 
 
 def test_what_is_known_of_a_group_ends_where_its_clients_move() -> None:
     state = state_of(1.0, {"0": Pace(0.25, [0.1], {"w": torch.tensor([1.0])})})
-    assert pace.kept(state, False) is state
-    assert pace.kept(state, True).paces == {"0": Pace(0.25, [], {})}
+    assert pace.kept(state, []) is state
+    moved = pace.kept(state, ["b", "a"])
+    assert moved.paces == {"0": Pace(0.25, [], {})}
+    assert moved.arrived == ["a", "b"]
+
+
+def test_what_newcomers_of_a_group_lost_elsewhere_does_not_count() -> None:
+    """All six lose more than in their groups of before, four of which are new here: two say too little."""
+    state = replace(state_of(1.0, {}), arrived=["a", "b", "c", "d"])
+    state, back, afresh = pace.judged(state, [came(*(1.5,) * 6)], False)
+    assert (back, afresh, state.arrived) == (set(), {"a", "b", "c", "d"}, [])
+    assert len(state.paces["0"].rises) == 2
+
+
+def test_where_the_good_model_does_worse_too_the_data_have_changed() -> None:
+    """Taken back and slowed once; with the same losses again the group goes on from where it is, as fast as before."""
+    state, back, afresh = pace.judged(state_of(1.0, {}), [came(*(1.5,) * 6)], False)
+    assert (back, afresh, state.paces["0"].share, state.paces["0"].restored) == ({0}, set(), 0.5, True)
+    state, back, afresh = pace.judged(state, [came(*(1.5,) * 6)], False)
+    assert (back, afresh) == (set(), set(_NAMES))
+    assert (state.paces["0"].share, state.paces["0"].restored) == (1.0, False)
+
+
+def test_a_new_group_after_a_drift_learns() -> None:
+    """A fifth of the clients drift to a group that nobody was in: 14 points were lost where these were held back."""
+    scenario = {"name": "rotated-digits", "group_sizes": "4,4,4,4,0", "drift": "5:0.25", "drift_to": "new"}
+    tables = {"method": "auto", "scenario": scenario, "rounds": 14, "evaluate_every": 14, "engine": {"workers": 1}}
+    result = execute(from_tables(tables), None)
+    assert result.ari == 1
+    assert result.accuracy > 0.8
 
 
 def test_a_checkpoint_without_paces_is_read() -> None:

@@ -67,12 +67,14 @@ class Event:
 class Pace:
     """How fast a group trains (`pace`): the share of the rate, by how much losses have risen, and its last good model.
 
-    `rises` are of the members that have come since this was last judged. Where `good` is empty it is that of before.
+    `rises` are of the members that have come since this was last judged. Where `good` is empty it is that of before;
+    `restored` says that the group has just gone back to it.
     """
 
     share: float
     rises: list[float]
     good: State
+    restored: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Groups:
     denied: int = 0
     all_labels: bool = True
     paces: dict[str, Pace] = field(default_factory=dict, metadata={LATER: True})
+    arrived: list[str] = field(default_factory=list, metadata={LATER: True})
+    """Clients that have not been sent the model of their present group yet: what they lost was of another."""
     events: list[Event] = field(default_factory=list)
 
     @property

@@ -83,8 +83,8 @@ class Auto(ServesClusters[Groups]):
         new = groups.decided(groups.voted(new, voted) if voted else new, fed)
         new = groups.asked(new, fed)
         sizes = cluster_sizes(torch.tensor(list(new.cluster.values())), count(new.models))
-        moves = sum(state.cluster.get(client, group) != group for client, group in new.cluster.items())
-        return pace.kept(new, moves > 0), {"sizes": sizes, "moved": moves, "extra_downloads": new.extra}
+        moves = [client for client, group in new.cluster.items() if state.cluster.get(client, group) != group]
+        return pace.kept(new, moves), {"sizes": sizes, "moved": len(moves), "extra_downloads": new.extra}
 
     def _classes(self, fed: Federation) -> int:
         return fed.task.classes if has_classes(fed.task) else 0

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from coterie.core.cohort import Cohort
 from coterie.core.optimiser import Optimiser
+from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, row, stack, take
 from coterie.core.training import MAIN, local_sgd
 from coterie.methods.auto.messages import Groups, Pace, Weighed
@@ -54,27 +55,40 @@ def trained(c: Cohort, start: Stack, opt: Optimiser, pace: Tensor, purpose: str 
     return result
 
 
-def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, set[int]]:
-    """The groups' paces after what those who came have told, and the groups whose last round is to be taken back."""
+def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, set[int], set[ClientId]]:
+    """The groups' paces after what those who came have told, the groups whose last round is to be taken back, and the
+    clients whose losses of before say nothing any more.
+
+    These are clients that are new in their group, and those of a group that does worse with its good model, too: there
+    the data have changed, and not the training.
+    """
     rises: dict[int, list[float]] = {}
+    there: dict[int, list[ClientId]] = {}
     for part in came:
         if not isinstance(part.value, Weighed):
             for client, group, loss in zip(part.ids, part.group, part.loss, strict=True):
-                if client in state.known and state.cluster.get(client) == group:
+                there.setdefault(group, []).append(client)
+                if client in state.known and state.cluster.get(client) == group and client not in state.arrived:
                     rises.setdefault(group, []).append(_rise(state.known[client].loss, loss))
-    paces, back = dict(state.paces), set()
+    seen = {client for some in there.values() for client in some}
+    paces, back, afresh = dict(state.paces), set(), seen & set(state.arrived)
     members = Counter(state.cluster.values())
     for group, new in rises.items():
         old = paces.get(str(group), Pace(1.0, [], {}))
         told = [*old.rises, *new]
         if len(told) < max(_FEWEST, _SHARE * members[group]):
             paces[str(group)] = replace(old, rises=told)
-        elif lost(told, uneven):
-            back.add(group)
-            paces[str(group)] = Pace(max(SLOWER * old.share, SLOWEST), [], old.good or row(state.before, group))
-        else:
+        elif not lost(told, uneven):
             paces[str(group)] = Pace(old.share, [], row(state.models, group))
-    return replace(state, paces=paces), back
+        elif old.restored:
+            afresh |= set(there[group])
+            paces[str(group)] = Pace(min(old.share / SLOWER, 1.0), [], row(state.models, group))
+        else:
+            back.add(group)
+            slower = max(SLOWER * old.share, SLOWEST)
+            paces[str(group)] = Pace(slower, [], old.good or row(state.before, group), restored=True)
+    arrived = [client for client in state.arrived if client not in seen]
+    return replace(state, paces=paces, arrived=arrived), back, afresh
 
 
 def taken_back(state: Groups, models: Stack, back: Collection[int]) -> Stack:
@@ -84,11 +98,12 @@ def taken_back(state: Groups, models: Stack, back: Collection[int]) -> Stack:
     return stack([state.paces[str(g)].good if g in back else row(models, g) for g in range(count(models))])
 
 
-def kept(state: Groups, moved: bool) -> Groups:
-    """The paces, without what was of other groups: models and losses of before the clients moved."""
+def kept(state: Groups, moved: Collection[ClientId]) -> Groups:
+    """The paces, without what was of other groups: models and losses of before these clients moved."""
     if not moved:
         return state
-    return replace(state, paces={group: replace(pace, rises=[], good={}) for group, pace in state.paces.items()})
+    paces = {group: Pace(pace.share, [], {}) for group, pace in state.paces.items()}
+    return replace(state, paces=paces, arrived=sorted({*state.arrived, *moved}))
 
 
 def _rise(before: float, now: float) -> float:
