@@ -67,7 +67,7 @@ class KernelTask:
         net, weights = self.net, vectors(self.net, start)
         # BatchNorm has no statistics of a single sample (core/training.py)
         smallest = 2 if net.mixes_samples and opt.batch != 1 else 1
-        steps = torch.zeros(len(clients), dtype=torch.int64)
+        steps = [0] * len(clients)
         anchors = vectors(net, prox) if prox is not None and mu else None
         pulls = vectors(net, correction) if correction is not None else None
         losses: dict[int, float] = {}
@@ -97,7 +97,7 @@ class KernelTask:
             )
         trained = models_of(net, weights, start)
         for name in net.counters:
-            trained[name] += steps.view(-1, *[1] * (trained[name].dim() - 1))
+            trained[name] += torch.tensor(steps).view(-1, *[1] * (trained[name].dim() - 1))
         return trained, losses
 
     def score(self, models: Stack, samples: Samples) -> tuple[Tensor, Tensor]:
