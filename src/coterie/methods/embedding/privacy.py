@@ -25,7 +25,7 @@ def epsilon_per_bit(probability: float) -> float:
 def epsilon_total(probability: float, bits: int, reports: int = 1) -> float:
     """The same of a whole vector, in which every bit may change with the data: the sum over its bits.
 
-    Flips are drawn once for each value of each bit (see `embed.flip`), so a bit reports at most two independent answers
+    Flips are drawn once for each value of each bit (see `bits.flip`), so a bit reports at most two independent answers
     however often it is sent: `reports` above 2 cost no more than 2.
     """
     return epsilon_per_bit(probability) * bits * min(max(reports, 1), 2)
