@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie import Result, load, run
+from coterie.core.cohort import Cohort
 from coterie.core.errors import Interrupted
 from coterie.core.groupings import adjusted_rand
 from coterie.core.samples import ClientData, Samples
@@ -20,9 +21,10 @@ from coterie.core.task import Task
 from coterie.data import Drift, build
 from coterie.data.own import OwnPopulation
 from coterie.data.population import LazyPopulation
-from coterie.methods.fedcg import FedCG
+from coterie.methods.fedcg import FedCG, class_finder
 from coterie.methods.fedcg.class_finder import class_sums, marks
 from coterie.methods.fedcg.classes import Means, joined
+from coterie.methods.fedcg.messages import ClassSums
 from coterie.models import build_model
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions
@@ -213,3 +215,34 @@ def test_samples_of_an_unknown_class_are_left_out() -> None:
     odd = Samples(own.x, torch.where(torch.arange(len(own)) < 5, 57, own.y))
     told = class_sums(replace(one, data=(ClientData(odd, odd),)), 32)
     assert int(told.counts.sum()) == len(own) - 5
+
+
+def test_clients_that_show_other_data_in_every_round_do_not_grow_the_network_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three that agree would found a domain a round, each as large as the last; they are followed five times."""
+    population = digits(7)
+    liars = population.ids[:9:4]  # of one group, so that they look alike
+    true_sums, true_mark = class_finder.class_sums, class_finder._mark
+
+    def sums(c: Cohort, features: int) -> ClassSums:
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(c.round))
+        data = [
+            ClientData(Samples(own.train.x.flatten(1)[:, order].view_as(own.train.x), own.train.y), own.test)
+            if client in liars and c.round
+            else own
+            for client, own in zip(c.ids, c.data, strict=True)
+        ]
+        return true_sums(replace(c, data=tuple(data)), features)
+
+    monkeypatch.setattr("coterie.methods.fedcg.method.class_sums", sums)
+    monkeypatch.setattr(class_finder, "_mark", lambda c, i: c.round if c.ids[i] in liars else true_mark(c, i))
+    state = ran(population, rounds=20, seed=7, domains=4).state
+    assert 4 < len(state.looks.members) <= 4 + class_finder._TRIES
+    assert [state.looks.tries[client] for client in liars] == [class_finder._TRIES] * 3
+
+
+def test_a_network_has_a_largest_number_of_domains() -> None:
+    free = class_finder._Free(range(31), 31, may_grow=True)
+    assert [free.next(), free.next()] == [31, None]
+    assert class_finder._Free([0], 3, may_grow=False).next() == 1

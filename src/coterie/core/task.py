@@ -221,6 +221,11 @@ class Task:
             return self.target_scale.standardised(y.cpu(), self.dtype).to(y.device)
         return y.to(self.dtype) if self.loss in ("mse", "bce") or y.is_floating_point() else y
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are classes, so that there are label shares to take into account."""
+        return self.loss == "cross_entropy" and self.classes > 1
+
     def predictions(self, output: Tensor, target: Tensor) -> Tensor:
         """Outputs of the network as predictions of these targets; see `core.metrics`."""
         found = output.double()

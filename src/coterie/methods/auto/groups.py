@@ -17,7 +17,6 @@ from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
 from coterie.methods.auto import pace, personal
 from coterie.methods.auto.judgement import believed, flat_updates, parts_that_pay, verdict, without
-from coterie.methods.auto.looks import has_classes
 from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Tried, Weighed
 from coterie.methods.auto.parts import COVER, parted, placed
 from coterie.methods.auto.proposals import own_ways, propose
@@ -136,7 +135,7 @@ def decided(state: Groups, fed: Federation) -> Groups:
     question = believed(state.question)
     there = set(fed.ids)
     able = [client for client in question.part if client in there and state.cluster.get(client) == question.group]
-    uneven = skewed(state, fed.task.classes if has_classes(fed.task) else 0)
+    uneven = skewed(state, fed.task.classes if fed.task.has_classes else 0)
     t, pays = verdict(question, len(able), len(uneven.intersection(able)) < _FEW_SKEWED * len(able))
     if pays is None:
         usual = state.visits / (fed.round + 1)
@@ -262,7 +261,7 @@ def skewed(state: Groups, classes: int) -> set[ClientId]:
 def _uneven(state: Groups, fed: Federation) -> bool:
     """Whether a good part of the clients met before have other labels than their group."""
     met = replace(state, looks={client: look for client, look in state.looks.items() if client in state.known})
-    return len(skewed(met, fed.task.classes if has_classes(fed.task) else 0)) >= _FEW_SKEWED * max(len(met.looks), 1)
+    return len(skewed(met, fed.task.classes if fed.task.has_classes else 0)) >= _FEW_SKEWED * max(len(met.looks), 1)
 
 
 def lacking(state: Groups, classes: int) -> set[ClientId]:

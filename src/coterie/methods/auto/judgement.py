@@ -21,7 +21,6 @@ from coterie.core.lengths import capped
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, count, row, stack, unflat
 from coterie.core.task import Task
-from coterie.methods.auto.looks import has_classes
 from coterie.methods.auto.messages import Groups, Question
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
@@ -44,7 +43,7 @@ def losses_under_prior(
 
     Few samples say little of their client's shares, so these begin at the makers' [K, classes], as if of `pseudo` more.
     """
-    if not has_classes(task) or not len(samples) or samples.side is not None:
+    if not task.has_classes or not len(samples) or samples.side is not None:
         return score(task, models, samples).loss
     counts = torch.bincount(own.y.flatten(), minlength=task.classes).double()
     shares = (counts + pseudo * makers.double()) / max(len(own) + pseudo, 1.0)

@@ -29,14 +29,9 @@ _FEWEST = 8
 _ONE_STEP = Optimiser(epochs=1, batch=0, lr=1.0)
 
 
-def has_classes(task: Task) -> bool:
-    """Whether targets are classes; otherwise there is no label prior to take out."""
-    return task.loss == "cross_entropy" and task.classes > 1
-
-
 def kinds(task: Task) -> int:
     """Kinds of samples that are looked at apart: the classes, or one."""
-    return task.classes if has_classes(task) else 1
+    return task.classes if task.has_classes else 1
 
 
 def width(task: Task) -> int:
@@ -105,6 +100,6 @@ def sketches(task: Task, trained: Stack, sent: Stack, seed: int) -> Tensor:
 
 
 def _rows_by_kind(task: Task, samples: Samples) -> list[Tensor]:
-    if not has_classes(task) or samples.y.dim() != 1:
+    if not task.has_classes or samples.y.dim() != 1:
         return [torch.arange(len(samples)), *[torch.arange(0)] * (kinds(task) - 1)]
     return [torch.nonzero(samples.y == kind)[:, 0] for kind in range(task.classes)]

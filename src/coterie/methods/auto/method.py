@@ -34,7 +34,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, row, stack, take
 from coterie.methods.auto import groups, pace, personal, visits
 from coterie.methods.auto.judgement import losses_under_prior
-from coterie.methods.auto.looks import has_classes, pulls
+from coterie.methods.auto.looks import pulls
 from coterie.methods.auto.messages import Groups, Looked, Paced, Pair, Prepared, Sent, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import A, Log
@@ -87,7 +87,7 @@ class Auto(ServesClusters[Groups]):
         return pace.kept(new, moves), {"sizes": sizes, "moved": len(moves), "extra_downloads": new.extra}
 
     def _classes(self, fed: Federation) -> int:
-        return fed.task.classes if has_classes(fed.task) else 0
+        return fed.task.classes if fed.task.has_classes else 0
 
     def _visited(
         self, state: Groups, fed: Federation, ask: Callable[[Cohort, Any], Any], ids: Sequence[ClientId], message: Any,

@@ -20,7 +20,7 @@ from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, spread
 from coterie.methods.auto.judgement import believable
-from coterie.methods.auto.looks import halves, has_classes
+from coterie.methods.auto.looks import halves
 from coterie.methods.auto.pace import trained
 from coterie.methods.auto.visits import TRY_EVERY
 
@@ -69,7 +69,7 @@ def _losses(c: Cohort, models: Sequence[Stack], index: int, samples: Samples) ->
         return torch.zeros(len(models), dtype=torch.float64)
     rows = {name: torch.stack([m[name][index] for m in models]) for name in models[0]}
     losses = sample_losses(c.task, rows, samples)
-    return (losses.clamp_max(_MOST_LOSS) if has_classes(c.task) else losses).mean(1).nan_to_num(1e9, 1e9, 1e9)
+    return (losses.clamp_max(_MOST_LOSS) if c.task.has_classes else losses).mean(1).nan_to_num(1e9, 1e9, 1e9)
 
 
 def remembered(choices: Mapping[str, Tensor], client: ClientId, new: Tensor) -> Tensor:

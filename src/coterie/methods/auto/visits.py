@@ -12,7 +12,6 @@ from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, stack, take
 from coterie.methods.auto.judgement import shares_of, without
-from coterie.methods.auto.looks import has_classes
 from coterie.methods.auto.messages import Groups, Looked, Pair, Tried, Visit, Weighed
 
 RATE, DEBT = 0.09, 10.0
@@ -82,7 +81,7 @@ def planned(state: Groups, ids: Sequence[ClientId]) -> Plan:
 def pairs(state: Groups, fed: Federation, voters: Sequence[ClientId]) -> Pair:
     """For every voter the mean of its fellows in the whole group, and in its part; its own update is in neither."""
     assert state.question is not None
-    question, classes = state.question, fed.task.classes if has_classes(fed.task) else 0
+    question, classes = state.question, fed.task.classes if fed.task.has_classes else 0
     everyone = members(state, question.group)
     wholes, parts, shares = [], [], []
     for client in voters:

@@ -15,7 +15,6 @@ from coterie.core.federation import Federation, Nothing, Replies
 from coterie.core.groupings import adjusted_rand
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import State
-from coterie.methods.auto.looks import has_classes
 from coterie.methods.base import without
 from coterie.methods.fedcg.classes import Means, joined, nearest
 from coterie.methods.fedcg.domains import (
@@ -46,6 +45,9 @@ _LARGEST = 1 << 26
 _BYTES = 3
 """Of a mark: a whole number in a reply may not be large, and one drift in 2^24 is missed."""
 _TRIES = 5
+"""Questions that are lost, and changes of its data that are followed: one that always shows others founds no more."""
+_MOST = 32
+"""Domains beyond which a network does not grow, whatever clients describe."""
 
 
 def class_sums(c: Cohort, features: int) -> ClassSums:
@@ -103,7 +105,7 @@ class ClassFinder(FeatureFinder):
 
     def found(self, fed: Federation) -> tuple[Found | None, list[ClientId]]:
         """By class; by the inputs alone where targets are no classes, samples very few, or most clients mix domains."""
-        if not has_classes(fed.task) or len(fed.ids) * fed.task.classes * self.method.features > _LARGEST:
+        if not fed.task.has_classes or len(fed.ids) * fed.task.classes * self.method.features > _LARGEST:
             return super().found(fed)
         heard = self._heard(fed, sorted(fed.ids))
         if heard is None:
@@ -157,9 +159,10 @@ class ClassFinder(FeatureFinder):
         if state.looks is None or not isinstance(replies.value, MarkedReport):
             return state, replies
         known, now = state.looks.marks, dict(zip(replies.ids, replies.value.mark.tolist(), strict=True))
-        again = [client for client in replies.ids if client in known and known[client] != now[client]]
+        others = [client for client in replies.ids if client in known and known[client] != now[client]]
+        again = [client for client in others if state.looks.tries.get(client, 0) < _TRIES]
         state = replace(state, looks=replace(state.looks, again=again))
-        few = 0 < len(again) <= len(replies.ids) / 2
+        few = len(again) > 0 and len(others) <= len(replies.ids) / 2
         return state, without(replies, [replies.ids.index(client) for client in again]) if few else replies
 
     def _heard(self, fed: Federation, ids: Sequence[ClientId]) -> _Heard | None:
@@ -197,7 +200,8 @@ class ClassFinder(FeatureFinder):
         asked = sorted({*strange, *(i for i in looks.again if i in fed.ids)})
         heard = self._heard(fed, asked) if asked else None
         came = heard.ids if heard is not None else []
-        tries = {**looks.tries, **{i: looks.tries.get(i, 0) + 1 for i in strange if i not in came}}
+        counted = {*looks.again, *(i for i in strange if i not in came)}
+        tries = {**looks.tries, **{i: looks.tries.get(i, 0) + 1 for i in asked if i in counted}}
         looks = replace(looks, again=[], tries=tries)
         return replace(state, looks=looks) if heard is None else self._placed(state, looks, heard, fed)
 
@@ -287,5 +291,7 @@ class _Free:
         """One that is not used."""
         if self._free:
             return self._free.pop(0)
-        self.number += self._may_grow
-        return self.number - 1 if self._may_grow else None
+        if not self._may_grow or self.number >= _MOST:
+            return None
+        self.number += 1
+        return self.number - 1

@@ -15,7 +15,8 @@ class Looks:
 
     Sums [D, K, h] and samples [D, K] of the clients of each domain, their number [D] (0: a domain that is free), and
     the sum of x x^T over all samples, [h, h]. `marks` are those of the data that clients have described; `again` who
-    is to describe them once more, because they are others now; `tries` how often a client has not answered.
+    is to describe them once more, because they are others now; `tries` how often a client has not answered or has had
+    other data.
     """
 
     sums: Tensor
