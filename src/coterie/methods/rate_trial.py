@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.core.evaluation import losses
+from coterie.core.evaluation import evaluate, losses
 from coterie.core.optimiser import Optimiser
 from coterie.core.rng import rng
 from coterie.core.samples import ClientData, ClientId
 from coterie.core.states import Stack, State, spread
 from coterie.core.training import local_sgd
 
-CLIENTS = 4
+CLIENTS, CLIENTS_ALONE = 4, 8
+"""How many train together at every rate, and how many each by itself at those that are left."""
 _STEPS, _STEPS_LARGE, _LARGE = 20, 5, 1_000_000
 """Steps of a client in a round of the test; fewer where a model has a million parameters or more."""
 
@@ -41,6 +42,14 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class AloneTrial:
+    """Train the first model by yourself at each of these rates [K], for so many rounds of the test."""
+
+    rates: Tensor
+    rounds: int
+
+
+@dataclass(frozen=True)
 class ModelRows:
     """Models as rows of numbers, [K, P]."""
 
@@ -56,10 +65,10 @@ class TrialLosses:
     unbounded: ClassVar[tuple[str, ...]] = ("losses",)
 
 
-def trial_clients(ids: list[ClientId], seed: int) -> list[ClientId]:
+def trial_clients(ids: list[ClientId], seed: int, number: int = CLIENTS) -> list[ClientId]:
     """The few clients that the test is made on, drawn by their names."""
     names = sorted(ids)
-    return sorted(names[i] for i in rng(seed, "rate-clients").permutation(len(names))[:CLIENTS])
+    return sorted(names[i] for i in rng(seed, "rate-clients").permutation(len(names))[:number])
 
 
 def trial_cohort(c: Cohort, opt: Optimiser) -> Cohort:
@@ -84,3 +93,17 @@ def trial_steps(trial: Cohort, state: State, opt: Optimiser, rate: float, turn: 
 def trial_losses(trial: Cohort, models: Stack) -> Tensor:
     """The loss of every model on every client's samples of the test, [C, K]."""
     return losses(trial, models, "train").double().T.contiguous()
+
+
+def alone_losses(trial: Cohort, opt: Optimiser, rates: list[float], rounds: int) -> Tensor:
+    """The loss of every client on its samples of the test after training by itself at these rates, [C, K].
+
+    At rate 0 it is that of the first model; where a model has diverged it may be any number.
+    """
+    first, found = spread(trial.task.init(trial.seed), len(trial)), []
+    for rate in rates:
+        fixed, models = replace(opt, lr=rate, lr_decay=1.0), first
+        for turn in range(rounds):
+            models = local_sgd(replace(trial, round=turn), models, fixed, purpose="rate")
+        found.append(evaluate(trial, models, "train").loss)
+    return torch.stack(found, 1).double()
