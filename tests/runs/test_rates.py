@@ -105,10 +105,24 @@ def test_a_rate_that_some_clients_cannot_bear_is_lowered() -> None:
     found = rates._found(Optimiser(5, 32, None, 0.9), 2.0, after, 2, trained)
     assert (found.rate, found.after, found.clients) == (0.03, 1.2, 2)
     assert asked == [[0.0, 0.1, 0.03], [0.0, 0.03, 0.01]]
-    assert rates._further(torch.tensor([[2.0, 0.2, 0.2], [2.0, 1.8, 1.0]])) == pytest.approx(0.4)
-    assert rates._further(torch.tensor([[2.0, float("inf"), 1.0]])) == 1
-    assert rates._further(torch.empty(0, 3)) == 0
     assert rates._found(Optimiser(5, 32, None, 0.9), 2.0, {**after, 0.03: 2.1}, 2, trained).rate == 0.1
+
+
+@pytest.mark.parametrize(
+    ("losses", "lower"),
+    [
+        ([[2.0, 0.2, 0.2], [2.0, 1.8, 1.0]], True),  # shares 1 and 0.2, then 1 and 1
+        ([[2.0, 0.2, 0.2]] * 7 + [[2.0, 1.6, 1.0]], True),  # one of eight has 0.4: the mean rises by 0.075 only
+        ([[2.0, 0.0, 0.1]] * 7 + [[2.0, 1.6, 1.0]], True),  # ... and though the others get less far by 0.05
+        ([[2.0, 0.0, 0.5]] * 7 + [[2.0, 1.6, 1.0]], False),  # by 0.25 is too much for the sake of one
+        ([[2.0, float("inf"), 1.0], [2.0, float("nan"), 1.9]], True),
+        ([[2.0, 1.0, 1.0]], False),
+        ([[2.0, 2.5, 2.5]], False),  # learns at neither
+        ([], False),  # nobody has told
+    ],
+)
+def test_what_speaks_for_the_smaller_of_two_rates(losses: list[list[float]], lower: bool) -> None:
+    assert rates._bears_less(torch.tensor(losses).reshape(-1, 3)) is lower
 
 
 def test_clients_of_another_kind_lower_the_rate_though_they_do_not_train_with_the_first() -> None:

@@ -27,7 +27,6 @@ from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.rate_trial import (
-    CLIENTS_ALONE,
     AloneTrial,
     ModelRows,
     RateTrial,
@@ -44,10 +43,12 @@ _LARGEST = 1 << 26  # bytes of models in a message
 _NEARLY = 0.05
 """Which share of what the best rate gains may be missing."""
 _ROUNDS_ALONE = 4
-_FURTHER = 0.1
-"""How much more of what each can gain alone, in the mean of the clients, speaks for the smaller rate.
+_FURTHER, _SAVED = 0.1, 0.3
+"""What speaks for the smaller rate: so much more of what each can gain alone, in the mean of the clients; or so much
+more for the client that gains least, if the mean is not less by `_FURTHER`.
 
-Where the rate is too high it is 0.15 to 0.6, and below 0 elsewhere (docs/results/auto.md).
+Where the rate is too high it is 0.15 to 0.6, and 0.4 to 1 for the one; elsewhere both are below 0
+(docs/results/auto.md).
 """
 
 
@@ -87,7 +88,7 @@ def found_rate(task: Task, population: Population, opt: Optimiser, seed: int) ->
             return float(trial_losses(trial, stack([state])).mean())
 
         before, after = loss([]), {rate: loss([rate] * _ROUNDS) for rate in RATES}
-        names = trial_clients(list(population.ids), seed, CLIENTS_ALONE)
+        names = trial_clients(list(population.ids), seed, task)
         some = tuple(population.client(client) for client in names)
         alone = trial_cohort(Cohort(tuple(names), task, some, 0, seed), opt)
         return _found(opt, before, after, len(names), lambda rates: alone_losses(alone, opt, rates, _ROUNDS_ALONE))
@@ -112,7 +113,7 @@ def found_with(fed: Federation, method: FedAvg) -> FoundRate:
                 shares = (value.seen / value.seen.sum()).to(value.numbers.dtype)
                 models = torch.einsum("c,ckp->kp", shares, value.numbers)
         after |= dict(zip(rates, _told(fed, method, chosen, models), strict=True))
-    names = trial_clients(list(fed.ids), fed.seed, CLIENTS_ALONE)
+    names = trial_clients(list(fed.ids), fed.seed, fed.task)
 
     def alone(rates: list[float]) -> Tensor:
         sent = AloneTrial(torch.tensor(rates, dtype=torch.float64), _ROUNDS_ALONE)
@@ -141,17 +142,21 @@ def _found(
         return FoundRate(replace(opt, lr=None).rate(0), before, math.inf, clients)
     rate = min(rate for rate, loss in after.items() if loss <= best + _NEARLY * (before - best))
     for smaller in sorted((other for other in after if other < rate and after[other] < before), reverse=True):
-        if not _further(alone([0.0, rate, smaller])) > _FURTHER:
+        if not _bears_less(alone([0.0, rate, smaller])):
             break
         rate = smaller
     return FoundRate(rate, before, after[rate], clients)
 
 
-def _further(losses: Tensor) -> float:
-    """How much more clients gain by the second of two rates than by the first; losses [C, 3], untrained first.
+def _bears_less(losses: Tensor) -> bool:
+    """Whether clients get further by the second of two rates than by the first; losses [C, 3], untrained first.
 
-    What a client gains counts as a share of what it gains by the better of the two, so that none counts more.
+    What a client gains counts as a share of what it gains by the better of the two, so that none counts more. One
+    client whose network dies is enough, for it may be one of many; a false one costs at most a step of the rates.
     """
+    if not len(losses):
+        return False
     gains = (losses[:, :1] - losses[:, 1:]).double().nan_to_num(0.0).clamp_min(0.0)
     shares = gains / gains.amax(1, keepdim=True).clamp_min(1e-12)
-    return float((shares[:, 1] - shares[:, 0]).mean()) if len(shares) else 0.0
+    more, saved = (float(of[1] - of[0]) for of in (shares.mean(0), shares.amin(0)))
+    return more > _FURTHER or (saved > _SAVED and more > -_FURTHER)
