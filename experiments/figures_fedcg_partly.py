@@ -15,7 +15,7 @@ import torch
 from coterie import run
 from coterie.core.rng import rng
 from coterie.core.samples import ClientData, Samples
-from coterie.data import build
+from coterie.data import LazyPopulation, build
 from coterie.data.own import OwnPopulation
 from coterie.methods.fedcg import FedCG, class_finder, classes
 from coterie.models import build_model
@@ -37,17 +37,19 @@ _ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Settings, and what is changed of the constants."""
 
 
-def partly_mixed(seed: int) -> OwnPopulation:
-    """Fashion-MNIST at 14 x 14 in four turns: 40 clients and 20 unseen ones, of which every fifth mixes them."""
-    whole = build("rotated-fashion", seed=seed, groups=1, clients=40, unseen=20, image_size=14)
-    mixed = mixed_clients(whole, whole.ids, whole.unseen_ids, seed)
+def partly_mixed(whole: LazyPopulation, seed: int) -> OwnPopulation:
+    """The same clients, each with one of four turns, but every fifth, which mixes them."""
+    data = dict(mixed_clients(whole, whole.ids, whole.unseen_ids, seed).clients)
     order = rng(seed, "partly mixed").permutation(_TURNS)
-    data = dict(mixed.clients)
     for place, client in enumerate((*whole.ids, *whole.unseen_ids)):
         if place % _EVERY:
             own, turn = whole.client(client), int(order[place % _TURNS])
             data[client] = ClientData(_turned(own.train, turn), _turned(own.test, turn))
     return OwnPopulation(data, whole.shape, whole.classes, whole.normalise, unseen_ids=tuple(whole.unseen_ids))
+
+
+def _fashion(seed: int) -> LazyPopulation:
+    return build("rotated-fashion", seed=seed, groups=1, clients=40, unseen=20, image_size=14)
 
 
 def _turned(samples: Samples, turn: int) -> Samples:
@@ -65,9 +67,11 @@ def _changed(limit: float | None = None, pure: bool = False) -> Iterator[None]:
 
 
 @experiment(
-    "fedcg-partly-mixed", "a fifth of the clients mix domains: FedCG's limits on fresh seeds", minutes=8,
+    "fedcg-partly-mixed",
+    "a fifth of the clients mix domains: FedCG's limits on fresh seeds",
+    minutes=8,
     seeds=(710, 711, 712),
-)  # fmt: skip
+)
 def table(out: Path, seeds: Sequence[int], note: Note) -> str:
     """Accuracy of pure, mixed, all and unseen clients after 40 rounds of 10."""
     rows = []
@@ -84,21 +88,15 @@ def table(out: Path, seeds: Sequence[int], note: Note) -> str:
 
 
 def _measured(folder: Path, settings: dict[str, Any], seed: int) -> tuple[float, float, float, float]:
-    folder = folder / f"seed{seed}"
+    folder, upright = folder / f"seed{seed}", _fashion(seed)
     if not (folder / "result.json").is_file():
-        whole = partly_mixed(seed)
+        whole = partly_mixed(upright, seed)
         model = partial(build_model, "digits-cnn", tuple(whole.shape), whole.classes)
         begun = (folder / "config.toml").is_file()
         method = FedCG(**_TRAINING, **settings)
         run(method, whole, model, rounds=40, seed=seed, out=folder, evaluate_every=20, resume=begun)
     result = json.loads((folder / "result.json").read_text())
-    place = {client: number for number, client in enumerate(partly_mixed_ids(seed))}
     each = dict(zip(result["client_ids"], result["per_client_accuracy"], strict=True))
-    mixed = [value for client, value in each.items() if place[client] % _EVERY == 0]
-    pure = [value for client, value in each.items() if place[client] % _EVERY]
+    mixed = [each[client] for place, client in enumerate(upright.ids) if place % _EVERY == 0]
+    pure = [each[client] for place, client in enumerate(upright.ids) if place % _EVERY]
     return sum(pure) / len(pure), sum(mixed) / len(mixed), float(result["accuracy"]), float(result["unseen_accuracy"])
-
-
-def partly_mixed_ids(seed: int) -> Sequence[str]:
-    """The clients that take part, in the order in which every fifth is mixed."""
-    return build("rotated-fashion", seed=seed, groups=1, clients=40, unseen=20, image_size=14).ids

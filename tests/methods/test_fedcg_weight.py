@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from coterie import Result, run
 from coterie.core import wire
 from coterie.core.cohort import Cohort
+from coterie.core.errors import Interrupted
 from coterie.core.evaluation import score
 from coterie.core.federation import Replies
 from coterie.core.jobs import changed_task
@@ -27,7 +30,7 @@ from coterie.methods.fedcg.weight import FEWEST, NEWEST, better, settled, weighi
 from coterie.models import build_model
 from coterie.simulation.simulator import EngineOptions
 
-from ..tiny import cohort, small_net
+from ..tiny import StopAt, cohort, fingerprint, small_net
 
 ALONE = EngineOptions(workers=1)
 QUICK: dict[str, Any] = {"epochs": 5, "batch": 10, "finetune_epochs": 0}
@@ -35,7 +38,9 @@ QUICK: dict[str, Any] = {"epochs": 5, "batch": 10, "finetune_epochs": 0}
 
 def ran(population: LazyPopulation, rounds: int, **settings: Any) -> Result:
     model = partial(build_model, "digits-mlp", tuple(population.shape), population.classes)
-    return run(FedCG(**{**QUICK, **settings}), population, model, rounds=rounds, seed=700, engine=ALONE)
+    more: dict[str, Any] = {key: settings.pop(key) for key in ("out", "view", "resume") if key in settings}
+    how: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": 700, "engine": ALONE, **more}
+    return run(FedCG(**{**QUICK, **settings}), population, model, **how)
 
 
 def losses(gains: list[float], of: int = 2) -> Tensor:
@@ -98,7 +103,7 @@ def bare(population: OwnPopulation) -> OwnPopulation:
     return replace(population, clients=clients)
 
 
-def test_with_two_clients_a_round_the_weight_is_held_and_never_grows_again() -> None:
+def test_with_two_clients_a_round_the_weight_is_held_and_never_grows_again(tmp_path: Path) -> None:
     population = build("rotated-digits", seed=700, clients=40)
     judged, learnt = ran(population, 40, fraction=2), ran(population, 40, fraction=2, weight="learnt")
     assert judged.state.weight.held
@@ -106,6 +111,10 @@ def test_with_two_clients_a_round_the_weight_is_held_and_never_grows_again() -> 
     turn = next(number for number, pair in enumerate(zip(weights, grown, strict=True)) if pair[0] != pair[1])
     assert round(weights[turn] / grown[turn], 6) in TIMES[:-1], "until then nothing is another"
     assert weights[turn:] == sorted(weights[turn:], reverse=True)
+    with pytest.raises(Interrupted):
+        ran(population, 40, fraction=2, out=tmp_path, view=StopAt(turn + 2))
+    again = ran(population, 40, fraction=2, out=tmp_path, resume=True)
+    assert fingerprint(again) == fingerprint(judged), "the checkpoint has what was heard, and that the weight is held"
 
 
 def test_where_all_take_part_nothing_changes_but_some_bytes() -> None:

@@ -61,7 +61,7 @@ class FedCG(Settings):
     paper: ClassVar[str] = "Caldarola et al. 2021, Cluster-driven graph federated learning over multiple domains"
     summary: ClassVar[str] = "one network with residual layers for every domain that is found in the data"
     use_when: ClassVar[str] = "data come from several domains, also within one client; labels may be swapped"
-    avoid_when: ClassVar[str] = "labels are strongly skewed, or two clients take part in a round: 4 to 7 points behind"
+    avoid_when: ClassVar[str] = "labels are strongly skewed (alpha = 0.5: 4 points behind)"
     state_type: ClassVar[type[Domains]] = Domains
 
     def task(self, task: Task) -> Task:

@@ -1,10 +1,11 @@
 """Ours, not in the paper: the weight of the residuals (lambda) is learnt only while held-out loss does not object.
 
-A step of SGD on V moves the output by lambda^2 times what the same step on the common layer does. As lambda grows to
-about 3, the layer learns ten times as fast: good where a mean of many clients takes out the noise, and bad where a
-domain has one client a round. So clients judge: before they train, they take the loss with the weight as it is and with
-smaller ones, on samples that they do not train on, or, where there is no such part, on those that they have not trained
-on in this visit. If a smaller weight does better, for sure, it is taken, and from then on
+A layer with residuals learns 1 + lambda^2 times as fast as it would without: a step on V moves the output by lambda^2
+times what the same step on the common part does. That is good where a mean of many clients takes out the noise, and
+bad where a domain has one client a round or none (docs/results/fedcg.md has the numbers). So clients judge: before
+they train, they take the loss with the weight as it is and with smaller ones, on samples that they do not train on,
+or, where there is no such part, on those that they have not trained on in this visit. If a smaller weight does better,
+for sure, it is taken, and from then on
 
 - the weight is held: what clients learn of it is not taken over any more, it only becomes smaller if they say so again;
 - domains that are absent in a round hold what all share: it moves by the share of all samples that those present have.
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG
 
 SURE = 2.0
-"""The t that the gain by a smaller weight must have. With two clients a round it comes within 30 visits (seeds 700 to
-702), and 2.5 takes twice as many."""
+"""The t that the gain by a smaller weight must have. With two clients a round it comes within 50 visits (seeds 700 to
+702); 2.5 takes more, and was no better."""
 FEWEST, NEWEST = 8, 80
 """Visits before anything is decided, and those that are looked at (or all of the last round, if these are more)."""
 _LARGEST = 1e4  # a loss that is told: diverged clients, too, have an opinion, and replies must be finite
