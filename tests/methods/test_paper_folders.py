@@ -17,7 +17,7 @@ PAPERS = {"md-icfl": "md_icfl", "embedding": "embedding", "fedcg": "fedcg", "pan
 OURS = {
     "md_icfl": {"seeding", "looks", "second_look", "newcomers"},
     "embedding": {"drift", "copies", "clustering/split_half", "clustering/mixture", "clustering/sampler"},
-    "fedcg": {"features", "domains", "equipartition", "asked", "classes", "class_finder", "growing"},
+    "fedcg": {"features", "domains", "equipartition", "asked", "classes", "class_finder", "growing", "weight"},
     "panm": {"ours", "looks", "additions"},
 }
 

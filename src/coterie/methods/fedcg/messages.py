@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from coterie.core.states import Stack, State
+from coterie.core.wire import LATER
+
+TIMES = (0.5, 0.7, 0.85, 1.0)
+"""Ours: the weights that clients try on the residuals, in times of the one that these have; the last is this itself."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,24 @@ class Looks:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """Ours: what is known of the weight of the residuals.
+
+    `heard` [n, W] are clients' losses by weight (`TIMES`) since it was changed, `seen` [D] the samples of each domain
+    that were trained on in all rounds; `held` says that the weight is not learnt any more.
+    """
+
+    heard: Tensor
+    seen: Tensor
+    held: bool
+
+    @classmethod
+    def unheard(cls) -> Weight:
+        """Nothing is known, and the weight is learnt."""
+        return cls(torch.zeros(0, len(TIMES), dtype=torch.float64), torch.zeros(0, dtype=torch.float64), False)
+
+
+@dataclass(frozen=True)
 class Domains:
     """The network, what tells domains apart, and how evenly they were used in every round.
 
@@ -46,6 +69,7 @@ class Domains:
     samples: list[float]
     history: dict[str, list[float]]
     looks: Looks | None = None
+    weight: Weight = field(default_factory=Weight.unheard, metadata={LATER: True})
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,13 @@ class MarkedReport(Report):
     """Ours: the same, and a mark of the client's data, by which the server sees that they are others now."""
 
     mark: Tensor
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Ours: a client's losses before its training, by weight of the residuals, [C, W]."""
+
+    losses: Tensor
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The preset "paper" is the method as it was written, but for a W that mixes no fi
 memory); docs/results/fedcg.md says what was chosen where its words are open. The paper's symbols: theta_a what all
 domains share and theta_s^d = V the residuals of domain d (`state.model`), lambda their weight, A and W the graph's,
 g_phi the teacher and g_varphi the student (`finders.TeacherFinder`), T `teacher_every`. What is ours is in `features`,
-`domains`, `classes`, `class_finder`, `growing`, `asked` and `equipartition`, and among the settings in `Settings`.
+`domains`, `classes`, `class_finder`, `growing`, `asked`, `weight` and `equipartition`, and in `Settings`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, spread, stack
 from coterie.core.task import Task
-from coterie.core.training import local_sgd
 from coterie.methods.base import A, Log, Models, Trained
 from coterie.methods.clustered import Choice
 from coterie.methods.counted import OPEN
@@ -36,11 +35,12 @@ from coterie.methods.fedcg.equipartition import weighed
 from coterie.methods.fedcg.features import FeatureFinder, feature_sums
 from coterie.methods.fedcg.finders import Finder, MetadataFinder, ModelFinder, OracleFinder, TeacherFinder
 from coterie.methods.fedcg.growing import during, grown
-from coterie.methods.fedcg.messages import ClassSums, Domains, MarkedReport, Report, Sent, Sums, Weigh, Weighed
+from coterie.methods.fedcg.messages import ClassSums, Domains, Judged, MarkedReport, Report, Sent, Sums, Weigh, Weighed
 from coterie.methods.fedcg.network import DomainNet
-from coterie.methods.fedcg.panels import domain_panels, measures
+from coterie.methods.fedcg.panels import domain_panels, lengthened, measures
 from coterie.methods.fedcg.settings import Settings
-from coterie.methods.fedcg.use import trained_on, used
+from coterie.methods.fedcg.use import trained_alone, trained_on, used
+from coterie.methods.fedcg.weight import judged, settled
 from coterie.methods.fedcg.wrapping import Wrapping, domain_net, plain
 from coterie.methods.served import Use
 
@@ -61,7 +61,7 @@ class FedCG(Settings):
     paper: ClassVar[str] = "Caldarola et al. 2021, Cluster-driven graph federated learning over multiple domains"
     summary: ClassVar[str] = "one network with residual layers for every domain that is found in the data"
     use_when: ClassVar[str] = "data come from several domains, also within one client; labels may be swapped"
-    avoid_when: ClassVar[str] = "labels are strongly skewed, or two clients take part in a round: 4 to 7 points behind"
+    avoid_when: ClassVar[str] = "labels are strongly skewed (alpha = 0.5: 4 points behind)"
     state_type: ClassVar[type[Domains]] = Domains
 
     def task(self, task: Task) -> Task:
@@ -119,12 +119,8 @@ class FedCG(Settings):
 
     @on_client("models")
     def train_alone(self, c: Cohort, sent: Models) -> Trained:
-        """On the client: epochs of its own with the plain network, from the common start.
-
-        Without momentum and with the rate of the first round, so that what the models differ by is the data.
-        """
-        opt = replace(self.opt, epochs=self.alone_epochs, momentum=0.0, lr_decay=1.0)
-        return Trained(local_sgd(replace(c, task=plain(c.task)), spread(sent.models, len(c)), opt), c.size)
+        """On the client: epochs of its own with the plain network, from the common start."""
+        return trained_alone(self, c, sent)
 
     def step(self, state: Domains, fed: Federation) -> tuple[Domains, Log]:
         """Train network and student on the sampled clients, average, then measure how close domains are."""
@@ -144,10 +140,10 @@ class FedCG(Settings):
         net = domain_net(fed.task)
         counts = samples_by_domain(replies.value).sum(0)
         model = averaged(self, replies.value, state.model, net.residuals)
+        model, weight = settled(self, state, fed, replies.ids, model, counts)
         log = measures(model, counts, replies.value.agreed, net.scales)
-        history = {key: [*state.history.get(key, []), value] for key, value in log.items() if isinstance(value, float)}
-        after = self.finder.renewed(state, replies.value, fed.round)
-        return replace(after, model=model, samples=counts.tolist(), history={**state.history, **history}), log
+        after = replace(self.finder.renewed(state, replies.value, fed.round), model=model, weight=weight)
+        return replace(after, samples=counts.tolist(), history=lengthened(state.history, log)), log
 
     def _message(self, state: Domains, fed: Federation, ids: Sequence[ClientId]) -> Sent:
         finder = self.finder
@@ -163,6 +159,11 @@ class FedCG(Settings):
     def train_marked(self, c: Cohort, sent: Sent) -> MarkedReport:
         """On the client: the same, and a mark of its data (ours)."""
         return MarkedReport(**vars(self.train(c, sent)), mark=marks(c))
+
+    @on_client("scores")
+    def tell_losses(self, c: Cohort, sent: Nothing) -> Judged:
+        """On the client: what its losses were before it trained, by weight of the residuals (ours)."""
+        return judged(c)
 
     def ask_about_models(
         self, state: Domains, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]

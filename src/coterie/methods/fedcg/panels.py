@@ -27,6 +27,12 @@ def measures(model: State, counts: Tensor, agreed: Tensor, lambdas: Sequence[str
     }
 
 
+def lengthened(history: Mapping[str, Sequence[float]], log: Log) -> dict[str, list[float]]:
+    """What was measured in all rounds, with this one."""
+    new = {key: [*history.get(key, []), value] for key, value in log.items() if isinstance(value, float)}
+    return {**{key: list(values) for key, values in history.items()}, **new}
+
+
 def evenness(counts: Tensor) -> float:
     """The entropy of a histogram relative to its largest: 1 is even, 0 is collapsed to one domain."""
     shares = counts.double() / counts.sum().clamp_min(1)

@@ -87,6 +87,13 @@ class Settings(PaperSettings):
             "(clients: copies that no client trained, too), or by A's reach"
         },
     )
+    weight: Literal["judged", "learnt"] = field(
+        default="judged",
+        metadata={
+            "help": "lambda as it is learnt, or (judged) only until clients' held-out loss says that less is better: "
+            "then it is made smaller and held"
+        },
+    )
     routing: Literal["auto", "pooled", "mixed", "image"] = field(
         default="auto",
         metadata={"help": "domains of a client's images: one, a mixture, each by itself, or (auto) as the data look"},
@@ -107,6 +114,7 @@ class Settings(PaperSettings):
             "sigma": "relu",
             "start": "random",
             "averaging": "domains",
+            "weight": "learnt",
             "routing": "image",
             "aggregate": "mean",
         },

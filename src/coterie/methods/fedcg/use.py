@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,10 @@ from coterie.core.cohort import Cohort
 from coterie.core.samples import Samples
 from coterie.core.states import spread
 from coterie.core.training import local_sgd
+from coterie.methods.base import Models, Trained
 from coterie.methods.fedcg.messages import Report, Sent
+from coterie.methods.fedcg.weight import judge
+from coterie.methods.fedcg.wrapping import plain
 from coterie.methods.served import Use
 
 if TYPE_CHECKING:
@@ -23,10 +27,20 @@ def trained_on(method: FedCG, c: Cohort, sent: Sent) -> Report:
     finder = method.finder
     seen = [finder.seen(c, sent, index, client.train) for index, client in enumerate(c.data)]
     labels = [finder.taught(c, sent, client.train, own) for client, own in zip(c.data, seen, strict=True)]
+    judge(method, c, sent, labels)
     model = local_sgd(c.beside(labels), spread(sent.model, len(c)), method.opt)
     counts = [torch.bincount(own, minlength=method.domains) for own in labels]
     agreed = [(own.argmax(1) == label).sum() for own, label in zip(seen, labels, strict=True)]
     return Report(model, finder.distilled(c, sent, labels), torch.stack(counts), torch.stack(agreed), c.size)
+
+
+def trained_alone(method: FedCG, c: Cohort, sent: Models) -> Trained:
+    """The plain network after epochs of each client's own.
+
+    Without momentum and with the rate of the first round, so that what the models differ by is the data.
+    """
+    opt = replace(method.opt, epochs=method.alone_epochs, momentum=0.0, lr_decay=1.0)
+    return Trained(local_sgd(replace(c, task=plain(c.task)), spread(sent.models, len(c)), opt), c.size)
 
 
 def used(method: FedCG, c: Cohort, sent: Sent) -> Use:
