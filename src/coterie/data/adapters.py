@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coterie.core.errors import UNREADABLE, CoterieError
 from coterie.core.samples import ClientId
+from coterie.core.settings import check_keywords
 from coterie.core.terminal import brief, shown
 
 from .encoding import Reading, by_client, encode, target_columns
@@ -43,6 +44,7 @@ def from_frames(clients: Mapping[ClientId, Any], **options: Unpack[TableOptions]
     values. `missing` says what to do about missing values: "refuse" them, fill in the "mean" of the column over all
     clients' training rows, or "drop" such rows. For the other options see `from_arrays`.
     """
+    check_keywords("from_frames", TableOptions, options)
     if not clients:
         raise CoterieError("There is no client; give at least one with its table.")
     if options.get("client"):
@@ -55,6 +57,7 @@ def from_table(table: Any, **options: Unpack[TableOptions]) -> OwnPopulation:
 
     For the other options see `from_frames`.
     """
+    check_keywords("from_table", TableOptions, options)
     column = options.get("client")
     if not column:
         raise CoterieError('Say which column names the clients, such as client="hospital".')
@@ -69,6 +72,7 @@ def from_datasets(clients: Any, *, inputs: str | None = None, **options: Unpack[
     clients it may be a flwr-datasets FederatedDataset, or one of its partitioners: every partition is a client. Each
     dataset is read once, now; for the other options see `from_arrays`.
     """
+    check_keywords("from_datasets", TableOptions, options)
     given = _partitions(clients)
     if not given:
         raise CoterieError("There is no client; give at least one with its dataset.")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData, ClientId, Normalise, Population
+from coterie.core.settings import check_keywords
 from coterie.core.terminal import shown
 
 from .adapters import TableOptions, from_frames, from_table, reading, unwrapped
@@ -45,6 +46,7 @@ def from_path(path: Path | str, *, image_size: int | None = None, **options: Unp
     names the clients; a LEAF folder; or images as <client>/<class>/<image>. For the options see `from_arrays` and, of
     tables, `from_frames`. .npz files may name their layout and their group themselves (entries `layout` and `group`).
     """
+    check_keywords("from_path", TableOptions, options)
     place = Path(path)
     if place.is_file() and place.suffix.lower() in TABLE_ENDINGS:
         return _from_one(place, options)
@@ -68,6 +70,7 @@ def from_path(path: Path | str, *, image_size: int | None = None, **options: Unp
 
 def from_file(path: Path | str, name: ClientId, **options: Unpack[TableOptions]) -> OwnPopulation:
     """A population of one client: an .npz, .csv or .parquet file, or a folder of images as <class>/<image>."""
+    check_keywords("from_file", TableOptions, options)
     file = Path(path)
     if file.is_dir():
         found = read_images(file, "give images as <class>/<image>", domains=False)
