@@ -22,7 +22,7 @@ from .encoding import Reading, by_client, encode, target_columns
 from .labels import ClientArrays
 from .own import OwnOptions, OwnPopulation, described, from_arrays
 from .schema import Missing
-from .tables import Table, as_table, listed
+from .tables import DataTable, as_table, listed
 
 _OF_TABLES = ("target", "client", "ignore", "missing")
 
@@ -89,7 +89,7 @@ def from_datasets(clients: Any, *, inputs: str | None = None, **options: Unpack[
             {client: _joined([_pairs(client, one) for one in pair]) for client, pair in pairs.items()}, **plain
         )
     names = list(first.column_names)
-    target = target_columns(Table({name: np.zeros(1) for name in names}, "The dataset"), options.get("target"))[0]
+    target = target_columns(DataTable({name: np.zeros(1) for name in names}, "The dataset"), options.get("target"))[0]
     ignored = {target, *options.get("ignore", ())}
     rest = [name for name in names if name not in ignored]
     chosen = inputs or (rest[0] if len(rest) == 1 else None)
@@ -128,7 +128,7 @@ def unwrapped(options: TableOptions, why: str = "") -> OwnOptions:
     return {key: value for key, value in options.items() if key not in _OF_TABLES}  # type: ignore[return-value]
 
 
-def _from_tables(tables: Mapping[ClientId, Table], options: TableOptions) -> OwnPopulation:
+def _from_tables(tables: Mapping[ClientId, DataTable], options: TableOptions) -> OwnPopulation:
     if options.get("layout") not in (None, "rows", "tokens"):
         raise CoterieError(
             f"A table holds rows or tokens, not {options.get('layout')}; correct layout, or leave it out."

@@ -28,7 +28,7 @@ from .schema import Column, Layout, Schema
 from .sources.files import missing
 from .sources.images import has_domain_level, read_images
 from .sources.leaf import is_leaf, read_leaf
-from .tables import TABLE_ENDINGS, Table, read_table
+from .tables import TABLE_ENDINGS, DataTable, read_table
 from .users import leaf_users
 
 _HELP = (
@@ -90,7 +90,7 @@ def from_file(path: Path | str, name: ClientId, **options: Unpack[TableOptions])
 
 
 def _table_of_one(
-    table: Table, name: ClientId, options: TableOptions, agreed: tuple[Column, ...] | None
+    table: DataTable, name: ClientId, options: TableOptions, agreed: tuple[Column, ...] | None
 ) -> OwnPopulation:
     """One client's table; with `agreed`, in columns that other clients have a say in."""
     how = reading(options)

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.core import wire
 from coterie.core.samples import ClientId
 from coterie.core.terminal import harmless
-from coterie.deploy.boundary import Between, Length, Name, Text, check
+from coterie.deploy.boundary import Between, Length, Name, PlainLine, check
 
 MOST_CLIENTS = 1000
 """No gateway has more clients than these."""
@@ -32,7 +32,7 @@ class _Bundle:
     """As it crosses: client i has the text i and the part `places[i]`, or none (-1); equal payloads cross once."""
 
     names: Annotated[tuple[Name, ...], Length(1, MOST_CLIENTS)]
-    texts: Annotated[tuple[Annotated[str, Text(_LONGEST_TEXT)], ...], Length(1, MOST_CLIENTS)]
+    texts: Annotated[tuple[Annotated[str, PlainLine(_LONGEST_TEXT)], ...], Length(1, MOST_CLIENTS)]
     places: Annotated[tuple[Annotated[int, Between(-1, MOST_CLIENTS - 1)], ...], Length(1, MOST_CLIENTS)]
     parts: Annotated[tuple[Tensor, ...], Length(0, MOST_CLIENTS)]
 

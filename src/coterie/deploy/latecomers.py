@@ -50,7 +50,7 @@ class Late:
     reply: Returned
 
 
-class Latecomers:
+class DeployedLatecomers:
     """Who was late, who still is, and the late replies that are to be used."""
 
     def __init__(self, transport: Transport, quorum: Quorum) -> None:

@@ -25,7 +25,7 @@ from coterie.deploy.protocol import RunSpec, to_text
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.federation import PeerFederation
-from coterie.deploy.zenoh.peer import Deployed, Pace
+from coterie.deploy.zenoh.peer import Deployed, PeerPace
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.classes import check_said
 from coterie.runs.config import RunConfig
@@ -62,7 +62,7 @@ class PeerOptions:
 
     peers: int = 2
     patience: float = 300.0
-    pace: Pace = field(default_factory=Pace)
+    pace: PeerPace = field(default_factory=PeerPace)
     limit: int = 1 << 29
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ def run_peer(
     ):
         connection.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
-        fitting = _Fitting(config, connection, device.hello, watcher.note)
+        fitting = _FittingPeers(config, connection, device.hello, watcher.note)
         everyone = connection.wait_for(options.peers, options.patience, fitting, fitting.others)
         noticed = fitting.notices()
         spec = _run_spec(config, connection, everyone, device.hello, watcher.note)
@@ -190,7 +190,7 @@ def _run_spec(
     return replace(agree(config, hellos), run=network_of(config))
 
 
-class _Fitting:
+class _FittingPeers:
     """Those of the peers that are there whose data fit together: only they are counted, by every one of them."""
 
     def __init__(self, config: RunConfig, connection: PeerConnection, own: Hello, note: Note) -> None:
@@ -276,7 +276,7 @@ def _common(spec: RunSpec) -> tuple[object, ...]:
     return tuple(getattr(spec, name) for name in _COMMON)
 
 
-def _linger(connection: PeerConnection, rounds: int, pace: Pace) -> None:
+def _linger(connection: PeerConnection, rounds: int, pace: PeerPace) -> None:
     """Stay to answer peers that have not finished, as long as they make progress."""
     connection.announce(rounds)
     last, moved = dict[ClientId, int](), time.monotonic()

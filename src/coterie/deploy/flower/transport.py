@@ -22,7 +22,7 @@ from coterie.deploy.bundle import Letter, bundled, unbundled
 from coterie.deploy.flower.compat import ErrorCode
 from coterie.deploy.flower.content import GOODBYE, LONGEST_TOLD, content_of, opened
 from coterie.deploy.flower.directory import HELLO_SECONDS, POLL_SECONDS, Directory, Names
-from coterie.deploy.flower.inbox import Inbox
+from coterie.deploy.flower.inbox import ReplyInbox
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import Order, Returned, to_text
 
@@ -63,7 +63,7 @@ class FlowerTransport:
     ) -> None:
         self._grid, self._seconds, self._alive, self._limit = grid, seconds, alive, limit
         self._away: dict[str, float] = {}
-        self._inbox = Inbox(grid, limit)
+        self._inbox = ReplyInbox(grid, limit)
         self._directory = Directory(grid, self._inbox, names, note)
         self._overdue: dict[str, _Post] = {}
 

@@ -77,7 +77,7 @@ class PeerState:
 
 
 @dataclass(frozen=True)
-class Pace:
+class PeerPace:
     """How peers wait for each other."""
 
     lock_step: bool = True
@@ -92,7 +92,7 @@ class Deployed(RoundMethod[PeerState]):
 
     method: PeerMethod[Any]
     connection: PeerConnection
-    pace: Pace = field(default_factory=Pace)
+    pace: PeerPace = field(default_factory=PeerPace)
     note: Note = silent
 
     state_type: ClassVar[type[PeerState]] = PeerState

@@ -21,7 +21,7 @@ from coterie.core.lengths import capped
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, count, row, stack, unflat
 from coterie.core.task import Task
-from coterie.methods.auto.messages import Groups, Question
+from coterie.methods.auto.messages import Groups, SplitQuestion
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
 PSEUDO = 10.0
@@ -95,7 +95,7 @@ def believable(numbers: Tensor) -> Tensor:
     return numbers.clamp(middle - wide, middle + wide)
 
 
-def believed(question: Question) -> Question:
+def believed(question: SplitQuestion) -> SplitQuestion:
     """The question with answers that one liar cannot decide."""
     if len(question.gain) < _FEWEST:
         return question
@@ -112,7 +112,7 @@ def flat_updates(trained: Stack, sent: Stack) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def verdict(question: Question, members: int, even: bool = False) -> tuple[float, bool | None]:
+def verdict(question: SplitQuestion, members: int, even: bool = False) -> tuple[float, bool | None]:
     """The t of the clients' gains so far, and the decision: None while too few have answered.
 
     Where few take part, the updates of fellows are old and the gains small. There the directions, if they are clear,
@@ -129,7 +129,7 @@ def verdict(question: Question, members: int, even: bool = False) -> tuple[float
     return t, None
 
 
-def parts_that_pay(question: Question) -> dict[str, int]:
+def parts_that_pay(question: SplitQuestion) -> dict[str, int]:
     """The accepted partition: parts whose own members do not gain stay together as the rest, part 0."""
     gains: dict[int, list[float]] = {}
     for client, part in question.part.items():

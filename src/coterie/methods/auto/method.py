@@ -35,7 +35,7 @@ from coterie.core.states import Stack, count, row, stack, take
 from coterie.methods.auto import groups, pace, personal, visits
 from coterie.methods.auto.judgement import losses_under_prior
 from coterie.methods.auto.looks import pulls
-from coterie.methods.auto.messages import Groups, Looked, Paced, Pair, Prepared, Sent, Tried, Visit, Weighed
+from coterie.methods.auto.messages import GroupModels, Groups, Looked, Paced, Pair, Prepared, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import A, Log
 from coterie.methods.clustered import Choice, ServesClusters, cluster_sizes
@@ -69,7 +69,7 @@ class Auto(ServesClusters[Groups]):
         tried = self._visited(state, fed, self.try_out, plan.triers, sent)
         trained = self._visited(state, fed, self.train, [*plan.others, *unwilling], sent)
         voted = self._voted(state, fed, plan.voters)
-        chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares, sent.pace))
+        chose = self._chose(state, fed, plan.choosers, GroupModels(state.models, shares, sent.pace))
         new = state
         if looked:
             new, looked = groups.looked(state, looked, fed)
@@ -113,11 +113,11 @@ class Auto(ServesClusters[Groups]):
         came = self._came(fed, replies, take(pairs.whole, rows), group)
         return None if came is None else visits.on_their_group(came, state.models)
 
-    def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], message: Sent) -> visits.Came | None:
+    def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], sent: GroupModels) -> visits.Came | None:
         """Clients that are sent the models of all groups and train the one that fits them best."""
         if not ids:
             return None
-        replies = fed.ask(self.choose, ids, same=message)
+        replies = fed.ask(self.choose, ids, same=sent)
         if replies.value is None:
             return None
         group = replies.value.losses.argmin(1)
@@ -159,18 +159,18 @@ class Auto(ServesClusters[Groups]):
         return Weighed(pace.trained(c, sent.whole, self.opt, sent.pace), c.size, torch.stack(losses))
 
     @on_client("models", "scores")
-    def choose(self, c: Cohort, sent: Sent) -> Weighed:
+    def choose(self, c: Cohort, sent: GroupModels) -> Weighed:
         """On the client: the losses of all groups' models under its own label prior; then train the best."""
         losses = self._losses(c, sent)
         best = losses.argmin(1)
         return Weighed(pace.trained(c, take(sent.models, best), self.opt, sent.pace[best]), c.size, losses)
 
     @on_client("scores")
-    def find(self, c: Cohort, sent: Sent) -> Choice:
+    def find(self, c: Cohort, sent: GroupModels) -> Choice:
         """On the client: only choose."""
         return Choice(self._losses(c, sent).argmin(1))
 
-    def _losses(self, c: Cohort, sent: Sent) -> torch.Tensor:
+    def _losses(self, c: Cohort, sent: GroupModels) -> torch.Tensor:
         own = [client.train for client in c.data]
         return torch.stack([losses_under_prior(c.task, sent.models, sent.shares, each, each) for each in own])
 

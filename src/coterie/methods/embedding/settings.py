@@ -10,12 +10,12 @@ from coterie.core.errors import CoterieError
 from coterie.core.optimiser import Optimiser
 from coterie.core.task import Task
 from coterie.methods.clustered import AverageInClusters
-from coterie.methods.embedding.messages import Groups
+from coterie.methods.embedding.messages import EmbeddedClusters
 from coterie.methods.embedding.privacy import check_flip
 
 
 @dataclass(frozen=True)
-class PaperSettings(AverageInClusters[Groups]):
+class EmbeddingPaperSettings(AverageInClusters[EmbeddedClusters]):
     """What the paper and its authors' code set. Of the shared settings, fraction is the paper's m (of N clients)."""
 
     autoencoder: str = field(
@@ -45,7 +45,7 @@ class PaperSettings(AverageInClusters[Groups]):
 
 
 @dataclass(frozen=True)
-class Settings(PaperSettings):
+class EmbeddingSettings(EmbeddingPaperSettings):
     """What we added to them."""
 
     encoder_steps: int = field(default=60, metadata={"help": "more epochs on small clients, up to so many steps"})

@@ -106,7 +106,7 @@ class Weigh:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class AssignmentSums:
     """Sums over a client's samples: soft assignments [D], their products [D, D], the outputs [D] and their squares."""
 
     soft: Tensor

@@ -25,7 +25,7 @@ from coterie.methods.md_icfl.distance import known_shares
 from coterie.methods.md_icfl.looks import believed, compared, enough_looks, judgement_due, seen_again, with_looks
 from coterie.methods.md_icfl.messages import Distanced, Doubts, Seeds
 from coterie.methods.md_icfl.second_look import NEVER_MEASURED
-from coterie.methods.md_icfl.settings import Settings
+from coterie.methods.md_icfl.settings import MDICFLSettings
 
 _ALIKE = 0.9
 """The adjusted Rand index from which two judgements agree."""
@@ -36,7 +36,7 @@ _REST = 1 / 3
 
 
 def seeding_round(
-    method: Settings, state: Distanced, fed: Federation, ids: Sequence[ClientId]
+    method: MDICFLSettings, state: Distanced, fed: Federation, ids: Sequence[ClientId]
 ) -> tuple[Distanced, Log]:
     """One round of plain FedAvg; the clusters, once directions give the same K groups in successive judgements.
 

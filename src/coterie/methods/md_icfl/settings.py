@@ -22,7 +22,7 @@ _CIFAR10 = ("swapped-rotated-cifar10", "rotated-cifar10", "swapped-cifar10", "cy
 
 
 @dataclass(frozen=True)
-class PaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
+class MDICFLPaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
     """What the paper names. Of the shared settings, epochs is its E, batch its B, lr its mu, fraction its R."""
 
     k: int = field(default=4, metadata=number_of("clusters", "K"))
@@ -47,7 +47,7 @@ class PaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
 
 
 @dataclass(frozen=True)
-class Settings(PaperSettings):
+class MDICFLSettings(MDICFLPaperSettings):
     """What we added to them. `preset=paper` turns all of it off."""
 
     start: Literal["shared", "independent"] = field(

@@ -27,14 +27,14 @@ from coterie.methods.panm.looks import (
     walked,
 )
 from coterie.methods.panm.matching import fitted
-from coterie.methods.panm.settings import Matching, Settings
+from coterie.methods.panm.settings import Matching, PANMSettings
 
 _MANY = 0.9
 """With fewer than this share answering, a peer looks in every round, since only those who answer are of use."""
 
 
 @dataclass(frozen=True)
-class Additions(Settings):
+class Additions(PANMSettings):
     """What stands beside the paper's algorithm; with `sketch_length = 0` and `forget = 0` there is none of it."""
 
     def blank(self, peers: int) -> Matching:

@@ -4,7 +4,7 @@ Federated Learning with Adaptive Neighbor Matching").
 The paper's symbols: N_i the neighbours of peer i (`node.neighbours`), C_i its l candidates and S_i its l neighbours
 that are compared (`choose`), H_i those that are found alike (`alike`, by the EM of `matching.fitted`), k the
 neighbours that are averaged. What is ours is in `ours`, `looks` and `additions`, and among the settings in
-`settings.Settings`; with `preset=paper` none of it does anything.
+`settings.PANMSettings`; with `preset=paper` none of it does anything.
 """
 
 from __future__ import annotations

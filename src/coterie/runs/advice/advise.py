@@ -19,7 +19,7 @@ from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.given_groups import GivenGroups
-from coterie.runs.advice.answer import Advice, Choice
+from coterie.runs.advice.answer import Advice, Candidate
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
@@ -180,7 +180,7 @@ def _groups(result: Result) -> dict[ClientId, int]:
     return {client: numbers[cluster] for client, cluster in zip(result.client_ids, clusters, strict=True)}
 
 
-def _choices(runs: Mapping[str, Result]) -> tuple[Choice, ...]:
+def _choices(runs: Mapping[str, Result]) -> tuple[Candidate, ...]:
     """Every run, as it is and fine-tuned, with what clients gain by it."""
     found: dict[str, tuple[Result, Mapping[str, Any], dict[str, float]]] = {}
     tuned = {FEDAVG: TUNED, GROUPS: GROUPS_TUNED}
@@ -193,7 +193,7 @@ def _choices(runs: Mapping[str, Result]) -> tuple[Choice, ...]:
     for name in (each for each in (LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO) if each in found):
         result, settings, scores = found[name]
         made.append(
-            Choice(
+            Candidate(
                 name=name,
                 method=result.method,
                 settings=settings,
@@ -212,7 +212,7 @@ def _known(result: Result, values: Sequence[float | None]) -> dict[str, float]:
     return {client: value for client, value in zip(result.client_ids, values, strict=True) if value is not None}
 
 
-def _recommended(choices: Sequence[Choice], names: Sequence[str], *, in_groups: bool, lower: bool) -> Choice:
+def _recommended(choices: Sequence[Candidate], names: Sequence[str], *, in_groups: bool, lower: bool) -> Candidate:
     """auto where there may be groups, else FedAvg; something else only if the trial is sure of it.
 
     A trial is short, and what trains together goes on to improve when local models have long been finished: what
@@ -228,7 +228,7 @@ def _recommended(choices: Sequence[Choice], names: Sequence[str], *, in_groups: 
     return next(choice for choice in better if abs(choice.score - best) <= close)
 
 
-def _surely(choice: Choice, usual: Choice, close: float, *, lower: bool) -> bool:
+def _surely(choice: Candidate, usual: Candidate, close: float, *, lower: bool) -> bool:
     """Whether local training is surely as good as the usual choice, or something else surely worth more."""
     gain = paired_gain(choice.per_client, usual.per_client, lower=lower)
     return gain.low >= -close if choice.name == LOCAL else gain.sure and gain.mean > close

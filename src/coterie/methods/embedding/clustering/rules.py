@@ -25,7 +25,7 @@ _RANDOM_PROBES, _GUIDED_PROBES = 30, 5
 
 
 @dataclass(frozen=True)
-class Choice:
+class FoundClusters:
     """The chosen clusters, the tree they were cut from, and what the rule looked at (scores by number of clusters)."""
 
     labels: Ints
@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Request:
+class RuleInput:
     """What a rule is given."""
 
     tree: Tree
@@ -56,12 +56,12 @@ class Request:
         return [k for k in range(2, self.tree.points) if self.tree.smallest[k - 1] >= self.min_size]
 
 
-Rule = Callable[[Request], tuple[Ints, dict[int, float]]]
+Rule = Callable[[RuleInput], tuple[Ints, dict[int, float]]]
 
 
 def choose(
     bits: Bits, classes: int, rule: str = "either", *, min_size: int = 0, seed: int = 0, held: Floats | None = None
-) -> Choice:
+) -> FoundClusters:
     """Cluster clients by their embeddings, [clients, bits], without being told the number of clusters.
 
     `classes` is the number of blocks of equal length that an embedding has. `min_size` is the least size of a cluster
@@ -76,11 +76,11 @@ def choose(
     tree = ward(bits)
     alone = np.zeros(tree.points, np.int64)
     if tree.points < 2 or tree.heights[-1] <= 0:  # one client, or all clients equal
-        return Choice(alone, tree, {})
+        return FoundClusters(alone, tree, {})
     known = np.full((len(bits), classes), _USUALLY_HELD) if held is None else held
-    request = Request(tree, bits, classes, min_size or max(2, tree.points // 10), seed, known)
+    request = RuleInput(tree, bits, classes, min_size or max(2, tree.points // 10), seed, known)
     labels, scores = RULES[rule](request)
-    return Choice(labels, tree, scores)
+    return FoundClusters(labels, tree, scores)
 
 
 def check_rule(rule: str) -> None:
@@ -94,43 +94,43 @@ def check_rule(rule: str) -> None:
         )
 
 
-def _halves(request: Request) -> tuple[Ints, dict[int, float]]:
+def _halves(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     labels, scores = groups_by_halves(request.bits, request.classes)
     return labels, dict(enumerate(scores, 1))
 
 
-def _mixture(request: Request) -> tuple[Ints, dict[int, float]]:
+def _mixture(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     return groups_by_mixture(request.bits, request.held, request.seed)
 
 
-def _either(request: Request) -> tuple[Ints, dict[int, float]]:
+def _either(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     """Halves where clients hold nearly all classes, the mixture where they do not (and are not too many for it)."""
     lacking = float(request.held.mean()) < _NEARLY_ALL and len(request.bits) <= _FEW_CLIENTS
     return _mixture(request) if lacking else _halves(request)
 
 
-def _best(request: Request, scores: dict[int, float]) -> tuple[Ints, dict[int, float]]:
+def _best(request: RuleInput, scores: dict[int, float]) -> tuple[Ints, dict[int, float]]:
     """The cut with the highest score (the fewest clusters among equals); one cluster where no cut may be chosen."""
     best = max(scores, key=lambda k: (scores[k], -k)) if scores else 1
     return request.tree.cut(best), scores
 
 
-def _paper(request: Request) -> tuple[Ints, dict[int, float]]:
+def _paper(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     """The authors' rule: the least Calinski-Harabasz index among cuts of more than 2 clusters of `min_size` or more."""
     return _best(request, _authors_scores(request))
 
 
-def _authors_scores(request: Request) -> dict[int, float]:
+def _authors_scores(request: RuleInput) -> dict[int, float]:
     index = request.tree.calinski_harabasz
     return {k: -float(index[k - 1]) for k in request.admissible if k > 2}
 
 
-def _calinski_harabasz(request: Request) -> tuple[Ints, dict[int, float]]:
+def _calinski_harabasz(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     index = request.tree.calinski_harabasz
     return _best(request, {k: float(index[k - 1]) for k in range(2, request.tree.points)})
 
 
-def _height_ratio(request: Request) -> tuple[Ints, dict[int, float]]:
+def _height_ratio(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     """Cut where a merge is highest compared with the one before it."""
     heights = request.tree.heights
     # clients with equal embeddings merge at height 0, and no ratio may be infinite
@@ -139,13 +139,13 @@ def _height_ratio(request: Request) -> tuple[Ints, dict[int, float]]:
     return _best(request, {k: float(floor[n - k] / floor[n - k - 1]) for k in range(2, n)})
 
 
-def _silhouette(request: Request) -> tuple[Ints, dict[int, float]]:
+def _silhouette(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     admissible = set(request.admissible)
     found = silhouettes(request.tree, squared_distances(request.bits), max(admissible, default=1))
     return _best(request, {k: score for k, score in found if k in admissible})
 
 
-def _bayes(request: Request) -> tuple[Ints, dict[int, float]]:
+def _bayes(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     """Algorithm 2: thresholds tried by a Gaussian process and its upper confidence bound; the best tried is taken."""
     from bayes_opt import BayesianOptimization
     from bayes_opt.acquisition import UpperConfidenceBound
