@@ -14,7 +14,8 @@ from coterie.core.states import spread
 from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.methods.p2p.base import Answers, Inbox, Sketched, sketches_of
+from coterie.methods.p2p.base import Answers, Inbox, Sketched
+from coterie.methods.p2p.inbox import sketches_of
 from coterie.methods.p2p.sketch import centred, cosines, lengths, sketched
 from coterie.methods.p2p.topology import NO_PEER, members
 from coterie.methods.panm.looks import (

@@ -43,10 +43,9 @@ from coterie.methods.p2p.base import (
     PeerView,
     Sketched,
     aggregate,
-    inbox_of,
     pack_node,
-    sketches_of,
 )
+from coterie.methods.p2p.inbox import inbox_of, sketches_of
 from coterie.methods.p2p.sketch import lengths
 from coterie.methods.p2p.topology import (
     NO_PEER,

@@ -24,9 +24,10 @@ from coterie.core.states import Picked, Stack, concat, row, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
+from coterie.methods.class_means import class_means
 from coterie.methods.embedding.asking import EmbeddingQuestion, Told, bits_told, embeddings_told
 from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
-from coterie.methods.embedding.bits import binarise, class_means, flip, held_classes, in_blocks, pack_bits
+from coterie.methods.embedding.bits import binarise, flip, held_classes, in_blocks, pack_bits
 from coterie.methods.embedding.clustering.centroids import Centroids
 from coterie.methods.embedding.clustering.rules import check_rule, choose
 from coterie.methods.embedding.copies import filled
