@@ -98,7 +98,7 @@ class Auto(ServesClusters[Groups]):
             return None
         replies = fed.ask(ask, ids, each=message, rows=[state.cluster.get(client, 0) for client in ids])
         if unwilling is not None:
-            unwilling += [client for client, failure in replies.failed.items() if failure.kind == "crashed"]
+            unwilling += [client for client, failure in replies.failed.items() if failure.kind == "withheld"]
         group = [state.cluster.get(client, 0) for client in replies.ids]
         return self._came(fed, replies, take(state.models, torch.tensor(group, dtype=torch.int64)), group)
 
