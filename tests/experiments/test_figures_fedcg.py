@@ -16,9 +16,9 @@ def test_mixed_clients_say_how_each_image_is_turned() -> None:
     kinds = set()
     for client in (*upright.ids, *upright.unseen_ids):
         before, after = upright.client(client).train, population.client(client).train
-        assert after.side is not None
+        assert after.extra is not None
         assert torch.equal(before.y, after.y)
-        for image, turned, turn in zip(before.x, after.x, after.side.tolist(), strict=True):
+        for image, turned, turn in zip(before.x, after.x, after.extra.tolist(), strict=True):
             assert torch.equal(torch.rot90(image, turn, (1, 2)), turned)
             kinds.add(turn)
     assert kinds == {0, 1, 2, 3}

@@ -43,7 +43,7 @@ def losses_under_prior(
 
     Few samples say little of their client's shares, so these begin at the makers' [K, classes], as if of `pseudo` more.
     """
-    if not task.has_classes or not len(samples) or samples.side is not None:
+    if not task.has_classes or not len(samples) or samples.extra is not None:
         return score(task, models, samples).loss
     counts = torch.bincount(own.y.flatten(), minlength=task.classes).double()
     shares = (counts + pseudo * makers.double()) / max(len(own) + pseudo, 1.0)

@@ -62,6 +62,6 @@ def least_loss_domain(c: Cohort, models: Stack) -> Tensor:
     net = domain_net(c.task)
     losses = []
     for d in range(net.domains):
-        side = c.beside([torch.full((len(client.train),), d) for client in c.data])
-        losses.append(torch.cat([score(c.task, models, client.train).loss for client in side.data]))
+        there = c.with_extra([torch.full((len(client.train),), d) for client in c.data])
+        losses.append(torch.cat([score(c.task, models, client.train).loss for client in there.data]))
     return torch.stack(losses).argmin(0)
