@@ -32,7 +32,7 @@ from coterie.runs.config import RunConfig
 from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
-from coterie.runs.rates import found_rate
+from coterie.runs.rates import tested_rate
 from coterie.runs.records import CONFIG_FILE, RESULT_FILE
 from coterie.runs.result import Result
 from coterie.runs.spec import (
@@ -136,9 +136,7 @@ def _rated(
     kept = folder.path / _RATE
     if not kept.is_file():
         own = OwnPopulation({name: data.client(name)}, task.shape, task.classes, task.normalise)
-        found = found_rate(task, own, method.opt, config.seed)
-        note(found.said)
-        folder.write(_RATE, f"{found.rate}\n".encode())
+        folder.write(_RATE, f"{tested_rate(task, own, method.opt, config.seed, note)}\n".encode())
     try:
         return replace(method, lr=float(kept.read_text()))
     except ValueError as error:

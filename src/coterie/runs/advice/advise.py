@@ -25,9 +25,9 @@ from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
 from coterie.runs.advice.remarks import asked_for_more, remarks_on
 from coterie.runs.options import RunOptions
-from coterie.runs.rates import found_rate
+from coterie.runs.rates import rated, tested_rate
 from coterie.runs.result import Result
-from coterie.runs.simulate import needs_rate, simulate, with_scenario_rate
+from coterie.runs.simulate import simulate
 from coterie.runs.view import NotesOnly
 from coterie.simulation.simulator import EngineOptions
 
@@ -74,13 +74,14 @@ def advise(
     held = HeldOut(population, ids, given.seed)
     samples = sum(len(held.client(client).train) for client in ids)
     rounds, settings = _length(samples, settings)
-    plain = with_scenario_rate(FedAvg(**_known_settings(FedAvg, settings)), population)
-    if needs_rate(plain, population):
+    plain = FedAvg(**_known_settings(FedAvg, settings))
+
+    def test() -> float:
         minimised = given.loss if loss == "auto" else loss
         learnt = Task.of(model, held, task=given.task, loss=minimised, metric=given.metric, dtype=given.torch_dtype)
-        found_lr = found_rate(learnt, held, plain.opt, given.seed)
-        note(found_lr.said)
-        plain = dataclasses.replace(plain, lr=found_lr.rate)
+        return tested_rate(learnt, held, plain.opt, given.seed, note)
+
+    plain = rated(plain, population, test)
     if plain.lr is not None:
         settings["lr"] = plain.lr
     short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
