@@ -21,8 +21,8 @@ from coterie.core.terminal import brief, shown
 from coterie.data.drift import DriftTo
 from coterie.data.labels import said_classes
 from coterie.data.scaling import NormaliseName
-from coterie.data.scenarios import ShiftKind
 from coterie.data.schema import Classes, Layout, Missing, TestsName
+from coterie.data.shift import ShiftKind
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON
