@@ -35,7 +35,7 @@ class Reading:
     client: str | None = None
     """Of one table for all clients: the column with their names."""
     ignore: tuple[str, ...] = ()
-    """Columns that are no inputs."""
+    """Columns that are not inputs."""
     missing: Missing = "refuse"
     tokens: bool = False
     """Whether the inputs are token ids."""
@@ -91,7 +91,7 @@ def new_inputs(table: DataTable, schema: Schema) -> Tensor:
     A text that no client of the run had stands for no category: all its inputs are 0.
     """
     if not schema.columns:
-        raise CoterieError(f"The data of this run were no tables; {table.where} cannot be read as they were.")
+        raise CoterieError(f"The data of this run were not tables; {table.where} cannot be read as they were.")
     for column in schema.columns:
         values = table.column(column.name)
         gaps = int(_gaps(values).sum())
@@ -230,7 +230,7 @@ def _category(tables: Mapping[ClientId, DataTable], words: Mapping[ClientId, Dat
     long = [category for category in categories if len(category) > LONGEST_NAME or not category.isprintable()]
     if long:
         raise CoterieError(
-            f"Column {shown(name)} holds the text {shown(long[0], 60)}, which is no category (one line of at most "
+            f"Column {shown(name)} holds the text {shown(long[0], 60)}, which is not a category (one line of at most "
             f"{LONGEST_NAME} characters); leave it out with --set scenario.ignore={name}."
         )
     return Column(name, categories)

@@ -85,7 +85,7 @@ def from_file(path: Path | str, name: ClientId, **options: Unpack[TableOptions])
         _check_no_client(options, file)
         return _table_of_one(read_table(file), name, options, None)
     given, _, layout = _read_npz(file)
-    plain = unwrapped(options, f"{file} is no table")
+    plain = unwrapped(options, f"{file} is not a table")
     return from_arrays({name: given}, **_alone({**plain, "layout": plain.get("layout") or layout}, given))
 
 

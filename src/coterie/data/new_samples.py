@@ -91,7 +91,7 @@ def _entries(path: Path) -> tuple[Any, Any]:
 def _images(path: Path, files: list[Path], schema: Schema) -> tuple[Any, Any]:
     """Image files as the run's were read; the folder that an image is in names its class."""
     if not files or len(schema.shape) != 3:
-        what = "no images" if not files else "no table, and the inputs of this run are no images"
+        what = "no images" if not files else "no table, and the inputs of this run are not images"
         raise CoterieError(f"{path} holds {what}; {_HELP}.")
     size = schema.image_size or (schema.shape[1] if schema.shape[1] == schema.shape[2] else None)
     arrays = [decode(file, _HELP, size=size, grey=schema.shape[0] == 1) for file in files]

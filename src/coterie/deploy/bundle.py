@@ -45,7 +45,7 @@ class _Bundle:
     parts: Annotated[tuple[Tensor, ...], Length(0, MOST_CLIENTS)]
 
     def wrong(self) -> str:
-        """Names twice, lists of other lengths, places without a part, parts that are no bytes."""
+        """Names twice, lists of other lengths, places without a part, parts that are not bytes."""
         if not len(set(self.names)) == len(self.names) == len(self.texts) == len(self.places):
             return "has not one text and one place for each of its names"
         if any(place >= len(self.parts) for place in self.places):

@@ -110,7 +110,7 @@ class DeployedLatecomers:
         return slow
 
     def settle(self) -> None:
-        """Wait until nobody is at work any more, or given up."""
+        """Wait until every late client has answered or been given up."""
         self.settled = True
         while self.busy:
             self.hear()

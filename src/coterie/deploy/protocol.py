@@ -189,7 +189,7 @@ class Returned:
 
     @classmethod
     def of(cls, text: str, payload: bytes) -> Returned:
-        """The inverse; a text that is no number says nothing."""
+        """The inverse; a text that is not a number says nothing."""
         try:
             return cls(payload, float(text) if 0 < len(text) <= _LONGEST_LOSS else None)
         except ValueError:

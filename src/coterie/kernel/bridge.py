@@ -149,7 +149,7 @@ class KernelTask:
 def vectors(net: Net, models: Stack) -> Tensor:
     """A fresh matrix with one model per row, in the kernel's order of parameters and running statistics.
 
-    What is about parameters alone (an anchor, a correction) has zeros instead of statistics, which nobody reads.
+    What is about parameters alone (an anchor, a correction) has zeros instead of statistics, which are not read.
     """
     rows = count(models)
     parts = [models[name].reshape(rows, -1) for name in (*net.parameters, *net.buffers) if name in models]

@@ -180,6 +180,6 @@ def _side_by_side(models: Sequence[State], like: State) -> Stack:
 
 
 def first_order_weights(loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
-    """(L(theta_i) - L(theta_n)) / |theta_n - theta_i|, signed; 0 for a model that is no different."""
+    """(L(theta_i) - L(theta_n)) / |theta_n - theta_i|, signed; 0 for a model that does not differ."""
     safe = distances.clamp_min(torch.finfo(torch.float64).tiny)
     return torch.where(distances > 0, (loss - losses) / safe, 0.0).nan_to_num(0.0, 0.0, 0.0)

@@ -227,7 +227,7 @@ class _FittingPeers:
         return left_out("not counted", self._odd, self._unclear)
 
     def notices(self) -> list[str]:
-        """What the report should say of how the run began: who was left out, who has labels that nobody else has."""
+        """What the report should say of how the run began: who was left out, who alone has some labels."""
         said = [f"{name} is not counted: {why}" for name, why in sorted(self._odd.items())]
         if not self._running:
             there = {**self._hellos, self._connection.name: self._own}
@@ -242,7 +242,7 @@ class _FittingPeers:
 def _most_told(said: list[RunSpec], own: Hello) -> RunSpec | None:
     """What most of the others say that the run is about, of those whose word fits our own data.
 
-    Only where nobody's word fits our data is it they that are wrong: one peer that lies locks nobody out.
+    If none of them fits our data, all are counted: one peer that lies keeps no other out.
     """
     if not said:
         return None

@@ -134,7 +134,7 @@ def found_with(fed: Federation, method: FedAvg) -> FoundRate:
 
 
 def _told(fed: Federation, method: FedAvg, clients: Sequence[ClientId], models: Tensor) -> list[float]:
-    """The mean loss of every model, infinite where nobody says it."""
+    """The mean loss of every model, infinite where no client tells it."""
     value = fed.ask(method.tell_trial_losses, clients, same=ModelRows(models)).value
     return [math.inf] * len(models) if value is None else [float(loss) for loss in value.losses.mean(0)]
 

@@ -298,7 +298,7 @@ class _FittingClients:
         return left_out("not admitted", self._odd, self._unclear)
 
     def notices(self, first: Hellos) -> list[str]:
-        """What the run's report should say of how it began: who was left out, who has classes that nobody else has."""
+        """What the run's report should say of how it began: who was left out, who alone has some classes."""
         said = [f"{client} is not admitted: {why}" for client, why in sorted(self._odd.items())]
         for client, what in alone(self._config, first).items():
             said.append(f"{client} {what}")

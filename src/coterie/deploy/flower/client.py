@@ -317,5 +317,5 @@ def _answer_next(member: Member, session: Session, limit: int, note: Note) -> st
     except (httpx.HTTPStatusError, ObjectPushError) as error:
         unsure = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _UNSURE
         if unsure or not kind.endswith(f".{TOLD}"):
-            raise  # who has told something does not wait for the answer, and may have let go of it
+            raise  # the server does not wait for the answer to what it has told, and may have forgotten it
     return kind

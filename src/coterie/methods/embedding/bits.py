@@ -14,7 +14,7 @@ Bits = NDArray[np.uint8]
 
 
 def in_blocks(codes: Tensor, targets: Tensor, kind: TaskKind, blocks: int) -> tuple[Tensor, Tensor]:
-    """Codes with the block that each belongs to: its class; ours, where targets are no classes, another.
+    """Codes with the block that each belongs to: its class; ours, where targets are not classes, another.
 
     With several labels a sample, a code counts for each of them. Of numbers, a client's own quantiles are the blocks:
     a sample with m smaller targets among n is in block floor(m * blocks / n), so that each client fills them all and no

@@ -29,7 +29,7 @@ from coterie.methods.md_icfl.second_look import NEVER_MEASURED
 from coterie.methods.md_icfl.settings import MDICFLSettings
 
 _LARGE = 0.5
-"""A group is large beside the others from this part of the way on between an equal share of the clients and all."""
+"""A group is large against the others from this part of the way on between an equal share of the clients and all."""
 _REST = 1 / 3
 """... if the others together have at least this part of an equal share."""
 

@@ -122,8 +122,8 @@ class Request:
     @classmethod
     def models(cls, keys: Tensor) -> Request:
         """Trained models alone."""
-        nobody = torch.zeros(len(keys), dtype=torch.bool)
-        return cls(keys, nobody, nobody)
+        none = torch.zeros(len(keys), dtype=torch.bool)
+        return cls(keys, none, none)
 
 
 @dataclass(frozen=True)

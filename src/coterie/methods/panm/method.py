@@ -149,7 +149,7 @@ class PANM(PANMSettings):
         return forgetting(self, node, after, inbox, chosen[:, : inbox.mask.shape[1]])
 
     def _partners(self, c: Cohort, peer: int, keys: Keys, fine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tensor:
-        """k of the matched peers, whose models are at hand."""
+        """k of the matched peers whose models came."""
         taken = draw(c.rng(peer, "matched"), np.sort(keys[fine]), self.k)
         return torch.from_numpy(np.isin(keys, taken) & fine)
 

@@ -38,7 +38,7 @@ _VISITS = 600_000
 _ROUNDS = (10, 20)
 """The fewest and the most rounds."""
 _CLOSE = 0.005
-"""So much (half a point) is worth nobody's trouble."""
+"""A gain below this (half a point) does not count."""
 LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO = (
     *("local training", "FedAvg", "FedAvg, fine-tuned", "a model per group"),
     *("a model per group, fine-tuned", "auto"),
