@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_diabetes, load_digits, load_wine
 from torch import nn
 
@@ -15,6 +16,8 @@ import coterie
 from coterie.core.optimiser import Optimiser
 from coterie.core.task import Task
 from coterie.data import from_arrays
+from coterie.methods.rate_trial import trial_clients
+from coterie.runs import rates
 from coterie.runs.rates import RATES, found_rate
 
 from ..conftest import Command
@@ -82,7 +85,58 @@ def test_the_same_seed_finds_the_same_rate_in_any_order_of_clients() -> None:
     ]
     assert found[0] == found[1] == found[2]
     assert found[0].rate in RATES
-    assert found[0].clients == 4
+    assert found[0].clients == 5
+
+
+def test_a_rate_that_some_clients_cannot_bear_is_lowered() -> None:
+    """By hand: of 2.0 one client gains 1.8 at both rates; the other dies at the larger one (0.2 of 1.0 is left to it).
+
+    Its share is 0.2 there and 1 at the smaller one, so the mean of both rises from 0.6 to 1. The next smaller rate
+    gains less for both, by half, and is not taken; nor is one that learnt nothing in the first part of the test.
+    """
+    alone = {0.0: [2.0, 2.0], 0.1: [0.2, 1.8], 0.03: [0.2, 1.0], 0.01: [1.1, 1.5]}
+    asked: list[list[float]] = []
+
+    def trained(at: list[float]) -> torch.Tensor:
+        asked.append(at)
+        return torch.tensor([[alone[rate][client] for rate in at] for client in range(2)])
+
+    after = {0.3: float("nan"), 0.1: 1.0, 0.03: 1.2, 0.01: 1.6}
+    found = rates._found(Optimiser(5, 32, None, 0.9), 2.0, after, 2, trained)
+    assert (found.rate, found.after, found.clients) == (0.03, 1.2, 2)
+    assert asked == [[0.0, 0.1, 0.03], [0.0, 0.03, 0.01]]
+    assert rates._found(Optimiser(5, 32, None, 0.9), 2.0, {**after, 0.03: 2.1}, 2, trained).rate == 0.1
+
+
+@pytest.mark.parametrize(
+    ("losses", "lower"),
+    [
+        ([[2.0, 0.2, 0.2], [2.0, 1.8, 1.0]], True),  # shares 1 and 0.2, then 1 and 1
+        ([[2.0, 0.2, 0.2]] * 7 + [[2.0, 1.6, 1.0]], True),  # one of eight has 0.4: the mean rises by 0.075 only
+        ([[2.0, 0.0, 0.1]] * 7 + [[2.0, 1.6, 1.0]], True),  # ... and though the others get less far by 0.05
+        ([[2.0, 0.0, 0.5]] * 7 + [[2.0, 1.6, 1.0]], False),  # by 0.25 is too much for the sake of one
+        ([[2.0, float("inf"), 1.0], [2.0, float("nan"), 1.9]], True),
+        ([[2.0, 1.0, 1.0]], False),
+        ([[2.0, 2.5, 2.5]], False),  # learns at neither
+        ([], False),  # nobody has told
+    ],
+)
+def test_what_speaks_for_the_smaller_of_two_rates(losses: list[list[float]], lower: bool) -> None:
+    assert rates._bears_less(torch.tensor(losses).reshape(-1, 3)) is lower
+
+
+def test_clients_of_another_kind_lower_the_rate_though_they_do_not_train_with_the_first() -> None:
+    """Digits in [0, 1], and four clients with twelve times that, who are not among the four of the first part."""
+    x, y = DIGITS
+    small = {name: (own / 16, labels) for name, (own, labels) in parts(x[:800], y[:800], 4).items()}
+    large = {f"large {name}": (12 * own / 16, labels) for name, (own, labels) in parts(x[800:], y[800:], 4).items()}
+    clients = {**small, **large}
+    seed = next(seed for seed in range(99) if not set(large) & set(trial_clients(list(clients), seed)))
+    each, trained = [], Optimiser(5, 32, None, 0.9)
+    for given in (small, clients):
+        population = from_arrays(given, normalise="none")
+        each.append(found_rate(Task.of(lambda: network(64, 10), population), population, trained, seed))
+    assert each[1].rate < each[0].rate
 
 
 def test_without_a_rate_that_learns_the_usual_one_is_taken() -> None:

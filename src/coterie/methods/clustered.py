@@ -49,13 +49,17 @@ class Choice:
 class ServesClusters(ServerMethod[S]):
     """Clients use the model of their cluster; which that is and how it is trained the subclasses say."""
 
+    def cluster_models(self, state: S) -> Stack:
+        """The model of every cluster that its clients use: the one that is trained, unless a method says otherwise."""
+        return state.models
+
     def model_for(self, state: S, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """Each client uses the model of its cluster, one that is in none yet the first."""
-        return state.models, [state.cluster.get(client, 0) for client in ids]
+        return self.cluster_models(state), [state.cluster.get(client, 0) for client in ids]
 
     def model_of(self, state: S, client: ClientId, group: int | None) -> State:
         """That of the group, which the client may have chosen after the server last heard of it."""
-        return super().model_of(state, client, group) if group is None else row(state.models, group)
+        return super().model_of(state, client, group) if group is None else row(self.cluster_models(state), group)
 
     def clusters(self, state: S, ids: Sequence[ClientId]) -> list[int] | None:
         """The clusters as the server knows them."""
@@ -63,12 +67,12 @@ class ServesClusters(ServerMethod[S]):
 
     @override
     def models(self, state: S) -> Mapping[str, State]:
-        return {f"cluster-{k}": row(state.models, k) for k in range(count(state.models))}
+        return {f"cluster-{k}": row(self.cluster_models(state), k) for k in range(count(state.models))}
 
     def models_in_use(self, state: S, clusters: Collection[int]) -> Mapping[str, State]:
         """A model that no client has chosen is as it began, or as it was left: no client's."""
         used = [k for k in range(count(state.models)) if k in clusters] or range(count(state.models))
-        return {f"cluster-{k}": row(state.models, k) for k in used}
+        return {f"cluster-{k}": row(self.cluster_models(state), k) for k in used}
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,12 @@ from coterie.core.states import Stack, State, flat, row, spread, stack, unflat
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 from coterie.methods.rate_trial import (
+    AloneTrial,
     ModelRows,
     RateTrial,
     TrialLosses,
     TriedModels,
+    alone_losses,
     trial_cohort,
     trial_losses,
     trial_steps,
@@ -84,6 +86,11 @@ class FedAvg(ServerMethod[Global]):
         """On the client: how models of that test do."""
         models = unflat(sent.numbers, stack([c.task.init(c.seed)] * len(sent.numbers)))
         return TrialLosses(trial_losses(trial_cohort(c, self.opt), models))
+
+    @on_client("scores")
+    def try_rates_alone(self, c: Cohort, sent: AloneTrial) -> TrialLosses:
+        """On the client: the part of that test in which it trains by itself."""
+        return TrialLosses(alone_losses(trial_cohort(c, self.opt), self.opt, sent.rates.tolist(), sent.rounds))
 
     def model_for(self, state: Global, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """Everyone uses the one model."""

@@ -9,14 +9,19 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.core.evaluation import losses
+from coterie.core.evaluation import evaluate, losses
 from coterie.core.optimiser import Optimiser
 from coterie.core.rng import rng
 from coterie.core.samples import ClientData, ClientId
 from coterie.core.states import Stack, State, spread
+from coterie.core.task import Task
 from coterie.core.training import local_sgd
 
-CLIENTS = 4
+CLIENTS, CLIENTS_ALONE = 4, 12
+"""How many train together at every rate, and how many each by itself at those that are left.
+
+Twelve miss a group that is a quarter of all in one of a hundred tests; of large models they are four, too.
+"""
 _STEPS, _STEPS_LARGE, _LARGE = 20, 5, 1_000_000
 """Steps of a client in a round of the test; fewer where a model has a million parameters or more."""
 
@@ -41,6 +46,14 @@ class TriedModels:
 
 
 @dataclass(frozen=True)
+class AloneTrial:
+    """Train the first model by yourself at each of these rates [K], for so many rounds of the test."""
+
+    rates: Tensor
+    rounds: int
+
+
+@dataclass(frozen=True)
 class ModelRows:
     """Models as rows of numbers, [K, P]."""
 
@@ -56,16 +69,20 @@ class TrialLosses:
     unbounded: ClassVar[tuple[str, ...]] = ("losses",)
 
 
-def trial_clients(ids: list[ClientId], seed: int) -> list[ClientId]:
-    """The few clients that the test is made on, drawn by their names."""
+def trial_clients(ids: list[ClientId], seed: int, task: Task | None = None) -> list[ClientId]:
+    """The few clients that the test is made on, drawn by their names; with a task those that train its model alone."""
     names = sorted(ids)
-    return sorted(names[i] for i in rng(seed, "rate-clients").permutation(len(names))[:CLIENTS])
+    number = CLIENTS if task is None or _is_large(task) else CLIENTS_ALONE
+    return sorted(names[i] for i in rng(seed, "rate-clients").permutation(len(names))[:number])
+
+
+def _is_large(task: Task) -> bool:
+    return sum(tensor.numel() for tensor in task.template.values()) >= _LARGE
 
 
 def trial_cohort(c: Cohort, opt: Optimiser) -> Cohort:
     """The same clients with as many of their samples as the steps of the test take."""
-    size = sum(tensor.numel() for tensor in c.task.template.values())
-    steps = max(1, (_STEPS if size < _LARGE else _STEPS_LARGE) // opt.epochs)
+    steps = max(1, (_STEPS_LARGE if _is_large(c.task) else _STEPS) // opt.epochs)
     data = []
     for client, own in zip(c.ids, c.data, strict=True):
         most = steps * opt.batch_of(len(own.train))
@@ -84,3 +101,17 @@ def trial_steps(trial: Cohort, state: State, opt: Optimiser, rate: float, turn: 
 def trial_losses(trial: Cohort, models: Stack) -> Tensor:
     """The loss of every model on every client's samples of the test, [C, K]."""
     return losses(trial, models, "train").double().T.contiguous()
+
+
+def alone_losses(trial: Cohort, opt: Optimiser, rates: list[float], rounds: int) -> Tensor:
+    """The loss of every client on its samples of the test after training by itself at these rates, [C, K].
+
+    At rate 0 it is that of the first model; where a model has diverged it may be any number.
+    """
+    first, found = spread(trial.task.init(trial.seed), len(trial)), []
+    for rate in rates:
+        fixed, models = replace(opt, lr=rate, lr_decay=1.0), first
+        for turn in range(rounds):
+            models = local_sgd(replace(trial, round=turn), models, fixed, purpose="rate")
+        found.append(evaluate(trial, models, "train").loss)
+    return torch.stack(found, 1).double()

@@ -8,6 +8,10 @@ real peer by itself (`peer`). They differ in where the rate is kept. What client
 The test is ours. It trains a few clients as FedAvg does, for two short rounds at each of eleven rates, and looks at the
 loss of the averaged model on their training samples. The rate is the smallest whose loss is nearly the best: a smaller
 one is as fast and further from where training diverges.
+
+A mean of models hides that the rate is too high for some clients: in a group of their own their network dies in the
+next rounds. So a few more clients then train alone for four rounds. While they get further at the next smaller rate,
+that one is taken.
 """
 
 from __future__ import annotations
@@ -30,7 +34,16 @@ from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.local_training import LocalTraining
-from coterie.methods.rate_trial import ModelRows, RateTrial, trial_clients, trial_cohort, trial_losses, trial_steps
+from coterie.methods.rate_trial import (
+    AloneTrial,
+    ModelRows,
+    RateTrial,
+    alone_losses,
+    trial_clients,
+    trial_cohort,
+    trial_losses,
+    trial_steps,
+)
 
 L = TypeVar("L", bound=LocalTraining)
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001, 0.00003, 0.00001)
@@ -38,6 +51,14 @@ _ROUNDS = 2
 _LARGEST = 1 << 26  # bytes of models in a message
 _NEARLY = 0.05
 """Which share of what the best rate gains may be missing."""
+_ROUNDS_ALONE = 4
+_FURTHER, _SAVED = 0.1, 0.3
+"""What speaks for the smaller rate: so much more of what each can gain alone, in the mean of the clients; or so much
+more for the client that gains least, if the mean is not less by `_FURTHER`.
+
+Where the rate is too high it is 0.15 to 0.6, and 0.4 to 1 for the one; elsewhere both are below 0
+(docs/results/auto.md).
+"""
 
 
 def rated(method: L, population: Population, test: Callable[[], float]) -> L:
@@ -108,7 +129,11 @@ def found_rate(task: Task, population: Population, opt: Optimiser, seed: int) ->
                 state = mean(trial_steps(trial, state, opt, rate, turn), trial.size)
             return float(trial_losses(trial, stack([state])).mean())
 
-        return _chosen(opt, len(chosen), loss([]), {rate: loss([rate] * _ROUNDS) for rate in RATES})
+        before, after = loss([]), {rate: loss([rate] * _ROUNDS) for rate in RATES}
+        names = trial_clients(list(population.ids), seed, task)
+        some = tuple(population.client(client) for client in names)
+        alone = trial_cohort(Cohort(tuple(names), task, some, 0, seed), opt)
+        return _found(opt, before, after, len(names), lambda rates: alone_losses(alone, opt, rates, _ROUNDS_ALONE))
 
 
 def found_with(fed: Federation, method: FedAvg) -> FoundRate:
@@ -130,7 +155,14 @@ def found_with(fed: Federation, method: FedAvg) -> FoundRate:
                 shares = (value.seen / value.seen.sum()).to(value.numbers.dtype)
                 models = torch.einsum("c,ckp->kp", shares, value.numbers)
         after |= dict(zip(rates, _told(fed, method, chosen, models), strict=True))
-    return _chosen(method.opt, len(chosen), before, after)
+    names = trial_clients(list(fed.ids), fed.seed, fed.task)
+
+    def alone(rates: list[float]) -> Tensor:
+        sent = AloneTrial(torch.tensor(rates, dtype=torch.float64), _ROUNDS_ALONE)
+        value = fed.ask(method.try_rates_alone, names, same=sent).value
+        return torch.empty(0, len(rates)) if value is None else value.losses
+
+    return _found(method.opt, before, after, len(names), alone)
 
 
 def _told(fed: Federation, method: FedAvg, clients: Sequence[ClientId], models: Tensor) -> list[float]:
@@ -139,11 +171,34 @@ def _told(fed: Federation, method: FedAvg, clients: Sequence[ClientId], models: 
     return [math.inf] * len(models) if value is None else [float(loss) for loss in value.losses.mean(0)]
 
 
-def _chosen(opt: Optimiser, clients: int, before: float, after: Mapping[float, float]) -> FoundRate:
-    """The smallest rate whose loss is nearly the best; where training has diverged it is infinite."""
+def _found(
+    opt: Optimiser, before: float, after: Mapping[float, float], clients: int, alone: Callable[[list[float]], Tensor]
+) -> FoundRate:
+    """The smallest rate whose loss is nearly the best, or a smaller one that clients get further with by themselves.
+
+    Where training has diverged a loss is infinite. `alone` gives the losses of clients that train alone, [C, K].
+    """
     after = {rate: loss if math.isfinite(loss) else math.inf for rate, loss in after.items()}
     best = min(after.values())
     if not best < before:
         return FoundRate(replace(opt, lr=None).rate(0), before, math.inf, clients)
     rate = min(rate for rate, loss in after.items() if loss <= best + _NEARLY * (before - best))
+    for smaller in sorted((other for other in after if other < rate and after[other] < before), reverse=True):
+        if not _bears_less(alone([0.0, rate, smaller])):
+            break
+        rate = smaller
     return FoundRate(rate, before, after[rate], clients)
+
+
+def _bears_less(losses: Tensor) -> bool:
+    """Whether clients get further by the second of two rates than by the first; losses [C, 3], untrained first.
+
+    What a client gains counts as a share of what it gains by the better of the two, so that none counts more. One
+    client whose network dies is enough, for it may be one of many; a false one costs at most a step of the rates.
+    """
+    if not len(losses):
+        return False
+    gains = (losses[:, :1] - losses[:, 1:]).double().nan_to_num(0.0).clamp_min(0.0)
+    shares = gains / gains.amax(1, keepdim=True).clamp_min(1e-12)
+    more, saved = (float(of[1] - of[0]) for of in (shares.mean(0), shares.amin(0)))
+    return more > _FURTHER or (saved > _SAVED and more > -_FURTHER)

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from coterie.core.cohort import Cohort
 from coterie.core.evaluation import probabilities, score
 from coterie.core.lengths import capped
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, count, row, stack, unflat
 from coterie.core.task import Task
-from coterie.methods.auto.messages import Groups, SplitQuestion
+from coterie.methods.auto.messages import GroupModels, Groups, Pair, SplitQuestion
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
 PSEUDO = 10.0
@@ -53,6 +54,21 @@ def losses_under_prior(
         return score(task, models, samples).loss
     logits = torch.log(found.clamp_min(1e-12)) + shift[:, None]
     return torch.stack([F.cross_entropy(each, samples.y.flatten()) for each in logits])
+
+
+def losses_of_pair(c: Cohort, sent: Pair) -> Tensor:
+    """On the clients: the loss of either of two models, each client's own pair, under its own label prior, [C, 2]."""
+    pair = {name: torch.stack([tensor, sent.part[name]], 1) for name, tensor in sent.whole.items()}
+    own = [client.train for client in c.data]
+    return torch.stack(
+        [losses_under_prior(c.task, row(pair, i), sent.shares[i], each, each) for i, each in enumerate(own)]
+    )
+
+
+def losses_of_all(c: Cohort, sent: GroupModels) -> Tensor:
+    """On the clients: the losses of all groups' models under their own label prior, [C, K]."""
+    own = [client.train for client in c.data]
+    return torch.stack([losses_under_prior(c.task, sent.models, sent.shares, each, each) for each in own])
 
 
 def shares_of(state: Groups, clients: Sequence[ClientId], classes: int) -> Tensor:

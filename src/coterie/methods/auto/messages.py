@@ -104,6 +104,8 @@ class Groups:
     paces: dict[str, Pace] = field(default_factory=dict, metadata={LATER: True})
     arrived: list[str] = field(default_factory=list, metadata={LATER: True})
     """Clients that have not been sent the model of their present group yet: what they lost was of another."""
+    steady: Stack = field(default_factory=dict, metadata={LATER: True})
+    """What clients use in place of `models` (`steady`); empty where it would be the same."""
     events: list[Event] = field(default_factory=list)
 
     @property

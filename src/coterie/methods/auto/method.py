@@ -14,6 +14,7 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
 5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
    fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`).
 6. **Pace.** A round by which most members of a group lose is taken back; the group goes on at half the rate (`pace`).
+7. **In use**, where few members come to a round, is a mean of the group's models over the last rounds (`steady`).
 
 Extra downloads are paid from an allowance (`visits`).
 """
@@ -31,9 +32,9 @@ from coterie.core.evaluation import evaluate
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, count, row, stack, take
-from coterie.methods.auto import groups, pace, personal, visits
-from coterie.methods.auto.judgement import losses_under_prior
+from coterie.core.states import Stack, count, stack, take
+from coterie.methods.auto import groups, pace, personal, steady, visits
+from coterie.methods.auto.judgement import losses_of_all, losses_of_pair
 from coterie.methods.auto.looks import pulls
 from coterie.methods.auto.messages import GroupModels, Groups, Looked, Paced, Pair, Prepared, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
@@ -84,7 +85,8 @@ class Auto(ServesClusters[Groups]):
         new = groups.asked(new, fed)
         sizes = cluster_sizes(torch.tensor(list(new.cluster.values())), count(new.models))
         moves = [client for client, group in new.cluster.items() if state.cluster.get(client, group) != group]
-        return pace.kept(new, moves), {"sizes": sizes, "moved": len(moves), "extra_downloads": new.extra}
+        new = steady.followed(state, pace.kept(new, moves), came, moves)
+        return new, {"sizes": sizes, "moved": len(moves), "extra_downloads": new.extra}
 
     def _classes(self, fed: Federation) -> int:
         return fed.task.classes if fed.task.has_classes else 0
@@ -152,31 +154,27 @@ class Auto(ServesClusters[Groups]):
     @on_client("models", "scores")
     def compare(self, c: Cohort, sent: Pair) -> Weighed:
         """On the client: the losses of both models under its own label prior; then train that of the whole group."""
-        pair = {name: torch.stack([tensor, sent.part[name]], 1) for name, tensor in sent.whole.items()}
-        losses = [
-            losses_under_prior(c.task, row(pair, i), sent.shares[i], d.train, d.train) for i, d in enumerate(c.data)
-        ]
-        return Weighed(pace.trained(c, sent.whole, self.opt, sent.pace), c.size, torch.stack(losses))
+        return Weighed(pace.trained(c, sent.whole, self.opt, sent.pace), c.size, losses_of_pair(c, sent))
 
     @on_client("models", "scores")
     def choose(self, c: Cohort, sent: GroupModels) -> Weighed:
         """On the client: the losses of all groups' models under its own label prior; then train the best."""
-        losses = self._losses(c, sent)
+        losses = losses_of_all(c, sent)
         best = losses.argmin(1)
         return Weighed(pace.trained(c, take(sent.models, best), self.opt, sent.pace[best]), c.size, losses)
 
     @on_client("scores")
     def find(self, c: Cohort, sent: GroupModels) -> Choice:
         """On the client: only choose."""
-        return Choice(self._losses(c, sent).argmin(1))
-
-    def _losses(self, c: Cohort, sent: GroupModels) -> torch.Tensor:
-        own = [client.train for client in c.data]
-        return torch.stack([losses_under_prior(c.task, sent.models, sent.shares, each, each) for each in own])
+        return Choice(losses_of_all(c, sent).argmin(1))
 
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
         """Newcomers are served at once, by the group whose model fits them best; their first visit is as anybody's."""
         return groups.admitted(state, fed, new, self.find, self._classes(fed))
+
+    def cluster_models(self, state: Groups) -> Stack:
+        """A mean over the last rounds where few come to each."""
+        return state.steady or state.models
 
     def ask_about_models(
         self, state: Groups, fed: Federation, ids: Sequence[ClientId], function: Callable[[Cohort, Any], A]
