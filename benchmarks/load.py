@@ -20,7 +20,7 @@ from benchmarks.timing import resident_megabytes
 from coterie.deploy.client import Device
 from coterie.deploy.flower.client import Security, Session, join
 from coterie.deploy.flower.directory import Directory
-from coterie.deploy.flower.inbox import Inbox
+from coterie.deploy.flower.inbox import ReplyInbox
 from coterie.deploy.flower.superlink import SuperLink, own_superlink
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.gateway import Gateway
@@ -171,7 +171,7 @@ def where(clients: int = 4, rounds: int = 12) -> list[dict[str, object]]:
     spent: dict[str, list[float]] = defaultdict(list)
     undo = [
         _timed(Directory, "push", "server sends the orders (all clients)", spent),
-        _timed(Inbox, "_look", "server looks for replies (each look)", spent),
+        _timed(ReplyInbox, "_look", "server looks for replies (each look)", spent),
         _timed(Session, "receive", "client looks for an order, and fetches it", spent, skip_empty=True),
         _timed(Device, "perform", "client trains", spent),
         _timed(Session, "send", "client sends its reply", spent),

@@ -25,7 +25,7 @@ from coterie.data import SCENARIOS
 from coterie.methods.embedding.bits import Bits, flip, unpack_bits
 from coterie.methods.embedding.clustering.rules import choose
 from coterie.methods.embedding.clustering.ward import ward
-from coterie.methods.embedding.messages import Groups
+from coterie.methods.embedding.messages import EmbeddedClusters
 from coterie.methods.embedding.method import Embedding
 from coterie.models import build_model
 from coterie.report.attack import known_images, picture, reconstruct
@@ -151,7 +151,7 @@ def _bits(method: Embedding, scenario: str, population: Population, seed: int) -
     return bits, [int(population.group(client) or 0) for client in ids]
 
 
-def _started(method: Embedding, scenario: str, population: Population, seed: int) -> tuple[Groups, list[str]]:
+def _started(method: Embedding, scenario: str, population: Population, seed: int) -> tuple[EmbeddedClusters, list[str]]:
     """A federation after pre-training and clustering, before its first round."""
     shape, classes = tuple(population.shape), population.classes
     task = Task.of(lambda: build_model(SCENARIOS[scenario].model, shape, classes), population)

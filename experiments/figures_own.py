@@ -170,7 +170,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 @experiment("auto-own", "auto on own data: tests as skewed as the training", minutes=60, seeds=range(911, 914))
 def against(out: Path, seeds: Sequence[int], note: Note) -> str:
-    """auto and nine others on data that are no scenario; those with a K are told it."""
+    """auto and nine others on data without a scenario; those with a K are told it."""
     file = out / "runs.jsonl"
     there = {(r["ground"], r["method"], r["seed"]) for r in records(file)}
     for seed in seeds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -43,6 +44,19 @@ def test_files_that_the_pages_name_are_there() -> None:
         for name in set(re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp|json))`", page.read_text())) - invented:
             places = (ROOT / name, ROOT / "src" / name, ROOT / "src/coterie" / name)
             assert any(place.is_file() for place in places), f"{page.name} names {name}"
+
+
+def test_the_table_of_where_to_look_leads_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| .* \| `([\w/]+\.py)` \| `(\w+)` \|$", page, re.MULTILINE)
+    assert len(rows) > 25
+    for file, name in rows:
+        tree = ast.parse((ROOT / "src/coterie" / file).read_text())
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        for node in tree.body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                defined |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        assert name in defined, f"{name} is not in {file}"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])

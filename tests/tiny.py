@@ -14,12 +14,15 @@ from coterie import Result
 from coterie.core import wire
 from coterie.core.cohort import Cohort
 from coterie.core.samples import ClientData, Normalise, Samples
+from coterie.core.states import Stack
 from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.base import RoundMethod
+from coterie.methods.p2p.base import Answers
 from coterie.methods.p2p.simulation import in_simulator
+from coterie.methods.p2p.topology import NO_PEER
 
 TRAINING: dict[str, Any] = {"epochs": 2, "batch": 4, "lr": 0.05}
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -153,3 +156,10 @@ class StopAt:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+def answer_of(model: Stack, start: Stack | None, heard: Sequence[int] = (), width: int = 0) -> Answers:
+    """What one peer answers (a leading axis of one), hearsay filled up to `width`."""
+    told = torch.full((1, width), NO_PEER, dtype=torch.int64)
+    told[0, : len(heard)] = torch.tensor(heard, dtype=torch.int64)
+    return Answers(model, start, told)

@@ -17,7 +17,7 @@ from coterie.data.folders import from_file
 from coterie.data.own import OwnPopulation
 from coterie.data.schema import Column, schema_of
 from coterie.data.split import training_rows
-from coterie.data.tables import Table, read_csv, read_table
+from coterie.data.tables import DataTable, read_csv, read_table
 
 ROWS = "age,town,y\n1,Ulm,no\n2,Rome,yes\n3,Ulm,no\n4,Ulm,yes\n5,Rome,no\n"
 
@@ -198,7 +198,7 @@ def test_missing_values(tmp_path: Path) -> None:
     filled = everything(population, "c")[0]
     assert filled[4].tolist() == pytest.approx([4, want])
     assert schema_of(population).columns[1].fill == pytest.approx(want)
-    new = Table({"a": np.array([1.0]), "b": np.array([np.nan])}, "new")
+    new = DataTable({"a": np.array([1.0]), "b": np.array([np.nan])}, "new")
     assert new_inputs(new, schema_of(population)).tolist() == [pytest.approx([1, want])]
     put(tmp_path, c="a,b,y\n1,,0\n2,,1\n")
     with pytest.raises(CoterieError, match="Column 'b' has no values"):

@@ -16,7 +16,7 @@ from coterie.deploy.protocol import to_text
 from coterie.runs import peer
 from coterie.runs.classes import brought_alone, check_said, common_classes, odd_classes
 from coterie.runs.config import RunConfig, from_tables
-from coterie.runs.serve import _Fitting
+from coterie.runs.serve import _FittingClients
 from coterie.runs.spec import agree, alone, odd_ones
 from coterie.runs.view import NotesOnly
 
@@ -222,7 +222,7 @@ def test_who_is_not_alone_any_more_is_told_so() -> None:
         def tell(self, client: str, text: str) -> None:
             told_to.append((client, text))
 
-    fitting = _Fitting(config(), Transport(), NotesOnly(notes.append))  # type: ignore[arg-type]
+    fitting = _FittingClients(config(), Transport(), NotesOnly(notes.append))  # type: ignore[arg-type]
     assert sorted(fitting(told(a=3, b=3, o=29))) == ["a", "b"]
     assert fitting.others().startswith(" (not admitted: o, it has the label 28")
     there = told(a=3, b=3, o=29, p=29)
@@ -261,7 +261,7 @@ def peers() -> RunConfig:
 
 def test_a_peer_that_comes_back_with_other_data_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(told(a=3, x=29))
-    fitting = peer._Fitting(peers(), network, TOLD, print)  # type: ignore[arg-type]
+    fitting = peer._FittingPeers(peers(), network, TOLD, print)  # type: ignore[arg-type]
     assert fitting({"a", "x"}) == {"a"}
     assert fitting.notices() == [f"x is not counted: {fitting._odd['x']}"]
     network.said = told(a=3, x=3)
@@ -281,13 +281,13 @@ def test_one_peers_word_is_not_that_of_a_network(word: str) -> None:
     mine = {**told(a=3, b=3), "me": TOLD}
     text = word if word == "nonsense" else to_text(replace(agree(config_, mine), classes=29))
     network, notes = Network(there, {"evil": text}), list[str]()
-    fitting = peer._Fitting(config_, network, TOLD, notes.append)  # type: ignore[arg-type]
+    fitting = peer._FittingPeers(config_, network, TOLD, notes.append)  # type: ignore[arg-type]
     assert fitting({"a", "b", "evil"}) == {"a", "b"}
     spec = peer._run_spec(config_, network, {"a", "b", "evil", "me"}, TOLD, notes.append)  # type: ignore[arg-type]
     assert spec.classes == 3
     assert any("not believed" in note for note in notes)
     everyone = {name: to_text(spec) for name in ("a", "b", "evil")}
-    assert peer._Fitting(config_, Network(there, everyone), TOLD, print)({"a", "b", "evil"}) == {"a", "b", "evil"}  # type: ignore[arg-type]
+    assert peer._FittingPeers(config_, Network(there, everyone), TOLD, print)({"a", "b", "evil"}) == {"a", "b", "evil"}  # type: ignore[arg-type]
 
 
 def test_who_has_other_classes_than_the_configuration_says_has_no_vote_on_the_form() -> None:

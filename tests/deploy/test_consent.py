@@ -143,6 +143,26 @@ def test_a_device_that_does_not_tell_its_labels_still_learns_with_auto(digits: O
     assert {client: known.visits for client, known in state.known.items()} == dict.fromkeys(sorted(clients), 3)
     assert "c0" not in state.looks
     assert "c1" in state.looks
+    assert {failure.kind for _, _, failure in fed.failures} == {"withheld"}
+
+
+def test_a_device_that_fails_otherwise_is_not_asked_again_by_auto(digits: OwnPopulation, tmp_path: Path) -> None:
+    """Only what is withheld can be had by another question; one whose device broke would have to break twice."""
+    clients = {name: device for name, device in devices(digits, tmp_path).items() if name in digits.ids[:4]}
+    asked: list[str] = []
+
+    def broken(client: str, data: bytes) -> bytes:
+        asked.append(client)
+        if client == "c0":
+            raise CoterieError("out of memory")
+        return data
+
+    method = made("auto")
+    fed = federation(method, digits, Here(clients, broken))
+    fed.begin(0)
+    method.step(method.init(fed), fed)
+    assert asked.count("c0") == 1
+    assert [failure.kind for _, _, failure in fed.failures] == ["crashed"]
 
 
 def test_a_device_that_does_not_tell_its_labels_is_clustered_nevertheless(

@@ -112,7 +112,7 @@ def test_an_order_is_answered_once_however_often_it_is_answered() -> None:
     before = len(link.got)
     for orders in ((), ("",), ("one", "two")):  # an order of a client's own, or several at once
         assert link.head(*orders) == 413
-        assert "sent a message that is no reply" in link.said.pop()
+        assert "sent a message that is not a reply" in link.said.pop()
     assert link.asks("/v1/fleet/push-messages", body=b"no message at all") == 413
     assert len(link.got) == before
 

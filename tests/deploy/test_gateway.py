@@ -46,7 +46,13 @@ from .wiring import Grid, devices, run_spec, task_of
 
 def test_letters_come_back_from_a_bundle_and_equal_ones_cross_once() -> None:
     same = bytes(100_000)
-    letters = {"a": Letter("0.5", same), "b": Letter("", same), "c": Letter("no\nway"), "d": Letter("x", b"")}
+    letters = {
+        "a": Letter("0.5", same),
+        "b": Letter("", same),
+        "c": Letter("no\nway"),
+        "d": Letter("x", b""),
+        "e": Letter("no", None, True),
+    }
     data = bundled(letters)
     assert unbundled(data) == {**letters, "c": Letter("no\\nway")}
     assert 100_000 < len(data) < 102_000
@@ -58,7 +64,7 @@ def test_letters_come_back_from_a_bundle_and_equal_ones_cross_once() -> None:
         (["a", "a"], [0, 0], "one text and one place"),
         (["a", "../b"], [0, 0], "cannot be a name"),
         (["a", "b"], [0, 5], "a part that it has not"),
-        (["a", "b"], [0, -2], "is not between"),
+        (["a", "b"], [0, -3], "is not between"),
         (["a", "b"], [0], "one text and one place"),
         ([], [], "entries"),
     ],
@@ -109,7 +115,7 @@ def test_what_one_client_refuses_is_its_own_failure(digits: OwnPopulation, tmp_p
     refused, shy_one = answers[b.name], answers[c.name]
     assert isinstance(refused, Failure)
     assert "safetensors header" in refused.reason
-    assert shy_one == Failure("crashed", "This device refuses to tell models, and train asks for it.")
+    assert shy_one == Failure("withheld", "This device refuses to tell models, and train asks for it.")
     # a gateway whose key is that of other clients is turned away, by the name that is not its own
     strict = FlowerTransport(grid, seconds=5.0, names={11: [a.name, b.name]}, note=heard.append)  # type: ignore[arg-type]
     assert strict.look() == {}

@@ -27,7 +27,7 @@ from coterie.deploy.flower.client import Security
 from coterie.deploy.flower.content import content_of, opened
 from coterie.deploy.flower.pieces import (
     FRAMING,
-    Tally,
+    LimitedPull,
     TooLong,
     put_together,
 )
@@ -94,7 +94,7 @@ def test_a_message_is_put_together_only_if_it_is_not_too_long() -> None:
     with pytest.raises(TooLong, match="longer than the 8388608 bytes"):
         put_together(name, dict(contents), 8 << 20)
     assert opened(put_together(name, dict(contents), 11 << 20).content) == ("text", bytes(11 << 20))
-    counted = Tally(contents.__getitem__, 4 << 20)
+    counted = LimitedPull(contents.__getitem__, 4 << 20)
     with pytest.raises(TooLong):
         list(map(counted, contents))
     assert counted.size <= (4 << 20) + FRAMING + (5 << 20)

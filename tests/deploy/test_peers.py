@@ -19,7 +19,7 @@ from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.samples import ClientId
 from coterie.deploy.zenoh.address import Address, PeerSecurity
 from coterie.deploy.zenoh.connection import PeerConnection
-from coterie.deploy.zenoh.peer import Pace
+from coterie.deploy.zenoh.peer import PeerPace
 from coterie.methods import METHODS
 from coterie.methods.p2p.base import PeerMethod
 from coterie.report.observers import ReportWriter
@@ -62,7 +62,7 @@ class Slow:
 class Crowd:
     """Peers in threads of this process, each with a zenoh session of its own."""
 
-    def __init__(self, folder: Path, config: RunConfig, pace: Pace) -> None:
+    def __init__(self, folder: Path, config: RunConfig, pace: PeerPace) -> None:
         self.folder, self.config, self.pace = folder, config, pace
         self.ports = {name: free_port() for name in NAMES}
         self.results: dict[ClientId, Result | Exception] = {}
@@ -112,7 +112,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_peers_in_lock_step_end_as_simulated_ones(form: str, tmp_path: Path) -> None:
     method, settings = FORMS[form]
     config = config_of(method, settings={"epochs": 1, "batch": 4, "l": 3, "k": 2, **settings})
-    crowd = Crowd(tmp_path, config, Pace(lock_step=True, seconds=LONG))
+    crowd = Crowd(tmp_path, config, PeerPace(lock_step=True, seconds=LONG))
     finished(crowd.start())
     alone = execute(crowd.config, None)
     accuracy = dict(zip(alone.client_ids, alone.per_client_accuracy, strict=True))
@@ -135,7 +135,7 @@ def test_peers_at_their_own_pace_reach_the_same_accuracy(tmp_path: Path) -> None
         rounds=15,
         scenario=dataclasses.replace(config_of("panm").scenario, samples=60, test_samples=40),
     )
-    crowd = Crowd(tmp_path, longer, Pace(lock_step=False, seconds=LONG))
+    crowd = Crowd(tmp_path, longer, PeerPace(lock_step=False, seconds=LONG))
     finished(crowd.start())
     free = sum(crowd.result(name).accuracy for name in NAMES) / len(NAMES)
     assert free > execute(longer, None).accuracy - 0.1
@@ -144,7 +144,7 @@ def test_peers_at_their_own_pace_reach_the_same_accuracy(tmp_path: Path) -> None
 
 def test_a_late_peer_skips_what_the_others_have_done_and_is_asked(tmp_path: Path) -> None:
     config = dataclasses.replace(config_of("gossip"), rounds=40)
-    crowd = Crowd(tmp_path, config, Pace(lock_step=True, seconds=LONG))
+    crowd = Crowd(tmp_path, config, PeerPace(lock_step=True, seconds=LONG))
     late, early, metrics = tmp_path / "4/events.jsonl", tmp_path / "0/events.jsonl", tmp_path / "0/metrics.csv"
 
     def met() -> bool:

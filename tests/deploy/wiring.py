@@ -19,6 +19,7 @@ from coterie.core.samples import ClientId
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.deploy.client import Device
+from coterie.deploy.consent import Withheld
 from coterie.deploy.flower.content import answer
 from coterie.deploy.gateway import Member
 from coterie.deploy.hello import Hello
@@ -55,7 +56,7 @@ class Here:
                     changed if isinstance(changed, Failure) else dataclasses.replace(honest, payload=changed)
                 )
             except CoterieError as error:
-                answers[client] = Failure("crashed", str(error))
+                answers[client] = Failure("withheld" if isinstance(error, Withheld) else "crashed", str(error))
         return answers
 
     def overdue(self) -> tuple[dict[ClientId, Returned | Failure], frozenset[ClientId]]:

@@ -17,9 +17,9 @@ def test_mixed_clients_say_how_each_image_is_turned() -> None:
     kinds = set()
     for client in (*upright.ids, *upright.unseen_ids):
         before, after = upright.client(client).train, population.client(client).train
-        assert after.side is not None
+        assert after.extra is not None
         assert torch.equal(before.y, after.y)
-        for image, turned, turn in zip(before.x, after.x, after.side.tolist(), strict=True):
+        for image, turned, turn in zip(before.x, after.x, after.extra.tolist(), strict=True):
             assert torch.equal(torch.rot90(image, turn, (1, 2)), turned)
             kinds.add(turn)
     assert kinds == {0, 1, 2, 3}
@@ -31,11 +31,11 @@ def test_of_partly_mixed_clients_every_fifth_has_several_turns() -> None:
     turns, several = set[int](), list[int]()
     for place, client in enumerate((*upright.ids, *upright.unseen_ids)):
         before, after = upright.client(client).train, population.client(client).train
-        assert after.side is not None
-        turn = int(after.side[0])
+        assert after.extra is not None
+        turn = int(after.extra[0])
         assert torch.equal(torch.rot90(before.x[0], turn, (1, 2)), after.x[0])
         turns.add(turn)
-        several += [place] if len(after.side.unique()) > 1 else []
+        several += [place] if len(after.extra.unique()) > 1 else []
     assert turns == {0, 1, 2, 3}
     assert several, "a Dirichlet 0.5 may still give one of them a single turn"
     assert all(place % 5 == 0 for place in several)

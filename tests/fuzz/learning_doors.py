@@ -18,7 +18,7 @@ from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import Order, Returned, to_text
 from coterie.deploy.server import RemoteFederation
 from coterie.methods.auto import groups
-from coterie.methods.auto.messages import Groups, Question
+from coterie.methods.auto.messages import Groups, SplitQuestion
 from coterie.methods.base import ServerMethod
 
 from ..deploy.wiring import run_spec, task_of
@@ -159,7 +159,7 @@ def _begun(learnt: Any, fed: RemoteFederation, liar: str) -> list[Any]:
     once, _ = learnt.step(start, fed)
     everyone = {client: number % 2 for number, client in enumerate(sorted(once.cluster))}
     unsure = {client: replace(known, unsettled=client == liar) for client, known in once.known.items()}
-    asked = replace(once, question=Question(0, everyone, {}, {}, 3.0, 0))
+    asked = replace(once, question=SplitQuestion(0, everyone, {}, {}, 3.0, 0))
     return [start, asked, replace(groups.split(once, 0, everyone), known=unsure)]
 
 

@@ -196,7 +196,7 @@ def test_what_is_more_than_a_sum_is_left_to_torch(graph: Graph | None, layers: s
 
 def test_a_network_that_wants_something_else_beside_its_samples_is_left_to_torch() -> None:
     module = nn.Sequential(nn.Linear(3, 2))
-    module.wants_side = True  # type: ignore[assignment]
+    module.wants_extra = True  # type: ignore[assignment]
     refused = plan(module, (3,))
     assert isinstance(refused, Refusal)
     assert "more than its input" in refused.reason

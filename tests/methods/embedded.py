@@ -11,7 +11,7 @@ from coterie.core.samples import (
     Population,
 )
 from coterie.core.task import Task
-from coterie.methods.embedding.messages import Groups
+from coterie.methods.embedding.messages import EmbeddedClusters
 from coterie.methods.embedding.method import Embedding
 from coterie.models import build_model
 from coterie.simulation.faults import Faults
@@ -34,6 +34,6 @@ def truth(population: Population, ids: list[str], at: int = 0) -> list[int | Non
     return [population.group(client, at) for client in ids]
 
 
-def ari(population: Population, state: Groups, at: int = 0) -> float:
+def ari(population: Population, state: EmbeddedClusters, at: int = 0) -> float:
     ids = sorted(state.cluster)
     return float(adjusted_rand_score(truth(population, ids, at), state.of(ids)))

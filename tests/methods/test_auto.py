@@ -23,7 +23,7 @@ from coterie.methods.auto import personal
 from coterie.methods.auto.groups import ASK
 from coterie.methods.auto.judgement import believed, losses_under_prior, parts_that_pay, verdict
 from coterie.methods.auto.looks import blocks, halves, pulls, sketches
-from coterie.methods.auto.messages import Look, Question
+from coterie.methods.auto.messages import Look, SplitQuestion
 from coterie.methods.auto.parts import clear
 from coterie.methods.auto.proposals import Pulls, propose
 from coterie.methods.auto.visits import FIRST_VISITS
@@ -145,9 +145,9 @@ def test_without_classes_losses_are_as_they_are() -> None:
     assert float(loss) == pytest.approx(4.0)
 
 
-def question(gains: list[float], parts: list[int]) -> Question:
+def question(gains: list[float], parts: list[int]) -> SplitQuestion:
     names = [f"c{number}" for number in range(len(gains))]
-    return Question(
+    return SplitQuestion(
         0, dict(zip(names, parts, strict=True)), dict(zip(names, gains, strict=True)), dict.fromkeys(names, 1.0), 9.0, 0
     )
 
@@ -329,7 +329,7 @@ def test_one_false_number_does_not_decide_for_all() -> None:
     """Thirty members gain 0.1 by a split, more or less; one says 10^9, or -10^9: the decision is that of the others."""
     gains = {f"c{i:02}": 0.1 + 0.01 * (i % 5) for i in range(30)}
     before = dict.fromkeys(gains, 1.0) | {"c00": 1.01}
-    honest = Question(0, dict.fromkeys(gains, 0), gains, before, 3.0, 0)
+    honest = SplitQuestion(0, dict.fromkeys(gains, 0), gains, before, 3.0, 0)
     assert verdict(honest, 30, True)[1] is True
     for lie in (1e9, -1e9):
         liar = replace(honest, gain={**gains, "c07": lie}, before={**before, "c07": abs(lie)})

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from coterie.core.groupings import alike
 from coterie.core.task import Task
 from coterie.methods.md_icfl.looks import believed, compared, enough_looks, judgement_due, seen_again, with_looks
 from coterie.methods.md_icfl.messages import Seeds
 from coterie.methods.md_icfl.seeding import (
-    alike,
     direction_groups,
     judged,
     numbered,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
+from coterie.methods.class_means import class_means
 from coterie.methods.embedding.bits import (
     binarise,
-    class_means,
     flip,
     pack_bits,
     packed_size,

@@ -50,8 +50,8 @@ def beside(population: OwnPopulation, side: Any) -> OwnPopulation:
     """The same samples with metadata beside them: a number for every sample of a client."""
     clients = {
         client: ClientData(
-            replace(data.train, side=side(len(data.train))),
-            replace(data.test, side=side(len(data.test))),
+            replace(data.train, extra=side(len(data.train))),
+            replace(data.test, extra=side(len(data.test))),
         )
         for client, data in population.clients.items()
     }

@@ -20,7 +20,7 @@ from coterie.methods.scaffold import Scaffold
 from coterie.report.formatting import method_title
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import check
-from coterie.runs.simulate import with_scenario_rate
+from coterie.runs.rates import with_scenario_rate
 
 from ..tiny import made
 

@@ -126,9 +126,9 @@ def test_label_shares_never_cross_under_strong_privacy(seeding: str, wiretap: Wi
     kinds = {kind for kind, _, _ in wiretap.heard}
     always = {"Brightness", "Models", "Trained", "Assessment"}
     # seeded clients are asked only where they are looked at again
-    assert always <= kinds <= always | {"ClassDistances", "Identity", "Examination"}
-    assert seeding == "cosine" or "Identity" in kinds
-    identities = [tensor for kind, _, tensor in wiretap.heard if kind == "Identity"]
+    assert always <= kinds <= always | {"ClassDistances", "Choice", "Examination"}
+    assert seeding == "cosine" or "Choice" in kinds
+    identities = [tensor for kind, _, tensor in wiretap.heard if kind == "Choice"]
     assert all(tensor.dtype == torch.int64 and tensor.dim() == 1 for tensor in identities)
     distances = [tensor for _, path, tensor in wiretap.heard if path == "distances"]
     assert all(tensor.shape[1:] == (3, 10) for tensor in distances)

@@ -92,7 +92,7 @@ def test_a_skewed_federation_end_to_end() -> None:
 
 def _bits(state: object) -> np.ndarray:
     from coterie.methods.embedding.bits import unpack_bits
-    from coterie.methods.embedding.messages import Groups
+    from coterie.methods.embedding.messages import EmbeddedClusters
 
-    assert isinstance(state, Groups)
+    assert isinstance(state, EmbeddedClusters)
     return unpack_bits(torch.stack([state.bits[client] for client in sorted(state.bits)]), 200)

@@ -14,9 +14,11 @@ from coterie.core.states import spread
 from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
-from coterie.methods.p2p.base import Answers, Inbox, Sketched, sketches_of
+from coterie.methods.p2p.base import Answers, Inbox, Sketched
+from coterie.methods.p2p.inbox import sketches_of
 from coterie.methods.p2p.sketch import centred, cosines, lengths, sketched
 from coterie.methods.p2p.topology import NO_PEER, members
+from coterie.methods.panm.additions import blank, forgetting, judged
 from coterie.methods.panm.looks import (
     answering,
     by_sketch,
@@ -150,10 +152,10 @@ def test_one_group_is_not_divided() -> None:
 def test_a_peer_that_strays_restarts() -> None:
     """Its list and its age go, the models it chose are left, its model becomes the common one; its fellow's do not."""
     method = PANM(l=2, k=1)
-    before = replace(method.blank(2), age=torch.tensor([7, 7]), strides=torch.ones(2, 6).double())
+    before = replace(blank(method, 2), age=torch.tensor([7, 7]), strides=torch.ones(2, 6).double())
     after = replace(before, neighbours=torch.tensor([[5], [6]]), age=torch.tensor([8, 8]))
     box = replace(inbox(looks([1, 0]), [5], [0]), stride=torch.tensor([9.0, 1.0]).double())
-    node, chosen = method.forgetting(before, after, box, torch.ones(2, 1, dtype=torch.bool))
+    node, chosen = forgetting(method, before, after, box, torch.ones(2, 1, dtype=torch.bool))
     assert node.neighbours.tolist() == [[NO_PEER], [6]]
     assert node.age.tolist() == [0, 8]
     assert chosen.tolist() == [[False], [True]]
@@ -181,9 +183,9 @@ def test_a_sketch_of_another_length_is_refused() -> None:
 def test_halves_are_apart_and_make_the_whole(digits: OwnPopulation) -> None:
     method = PANM(metric="loss", judge="half")
     c = cohort(digits, TASK)
-    for data, half in zip(c.data, method.judged(c), strict=True):
+    for data, half in zip(c.data, judged(method, c), strict=True):
         assert len(half) == len(data.train) // 2
-    assert [len(part) for part in PANM(metric="loss").judged(c)] == [len(part) for part in c.part("valid")]
+    assert [len(part) for part in judged(PANM(metric="loss"), c)] == [len(part) for part in c.part("valid")]
 
 
 def test_sketches_cost_little_beside_the_models() -> None:

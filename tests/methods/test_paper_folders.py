@@ -41,7 +41,10 @@ def test_a_file_that_is_ours_says_so_first_and_no_other_does(folder: str) -> Non
 def test_settings_are_the_papers_or_ours(name: str, folder: str) -> None:
     """`method.py` adds none of its own, so that `settings.py` has them all, in two classes."""
     kind: Any = METHODS[name]
-    ours, paper = (next(c for c in kind.__mro__ if c.__name__ == each) for each in ("Settings", "PaperSettings"))
+    title = kind.__name__
+    ours, paper = (
+        next(c for c in kind.__mro__ if c.__name__ == each) for each in (f"{title}Settings", f"{title}PaperSettings")
+    )
     assert issubclass(ours, paper)
     assert ours.__module__ == paper.__module__ == f"coterie.methods.{folder}.settings"
     assert {f.name for f in fields(kind)} == {f.name for f in fields(ours)}

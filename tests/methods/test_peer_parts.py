@@ -16,10 +16,9 @@ from coterie.methods.p2p.base import (
     Inbox,
     PeerView,
     aggregate,
-    answer_of,
     best,
-    inbox_of,
 )
+from coterie.methods.p2p.inbox import inbox_of
 from coterie.methods.p2p.neighbourhood import quality
 from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.topology import (
@@ -30,7 +29,7 @@ from coterie.methods.p2p.topology import (
 from coterie.methods.panm.ours import discriminating
 from coterie.methods.panm.similarity import by_direction, directions
 
-from ..tiny import cohort, one_weight, rows, small_net
+from ..tiny import answer_of, cohort, one_weight, rows, small_net
 
 
 def models(*values: list[float]) -> Stack:
@@ -145,7 +144,7 @@ def test_a_real_peer_refuses_bad_answers_by_key_and_goes_on() -> None:
 
     def answer(*values: float, start: bool = True, told: int = 1) -> Answers:
         model = {"weight": torch.tensor([list(values)])}
-        return answer_of(model, model if start else None, np.array([7]), told)
+        return answer_of(model, model if start else None, [7], told)
 
     answers = {
         1: answer(1.0, 2.0),

@@ -22,9 +22,8 @@ from coterie.methods.p2p.base import (
     Answers,
     Inbox,
     PeerView,
-    answer_of,
-    inbox_of,
 )
+from coterie.methods.p2p.inbox import inbox_of
 from coterie.methods.p2p.network_state import Network
 from coterie.methods.p2p.simulation import Simulated, in_simulator
 from coterie.methods.p2p.topology import (
@@ -37,7 +36,7 @@ from coterie.methods.panm.method import PANM
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
 
-from ..tiny import TRAINING, cohort, largest_gap, made, one_weight, rows, small_net
+from ..tiny import TRAINING, answer_of, cohort, largest_gap, made, one_weight, rows, small_net
 
 PEER_METHODS = ["gossip", "panm", "pens"]
 
@@ -227,7 +226,7 @@ def test_one_peer_at_a_time_is_the_network(name: str, digits: OwnPopulation) -> 
     for number in range(4):
         alone = {client: cohort(digits, task, [client], number) for client in digits.ids}
         trained = {c: method.train(alone[c], held[c]) for c in digits.ids}
-        sent = {peer_key(c): answer_of(trained[c], held[c], np.array([], dtype=np.int64), 0) for c in digits.ids}
+        sent = {peer_key(c): answer_of(trained[c], held[c]) for c in digits.ids}
         for client in digits.ids:
             view = PeerView((client,), number, 11, everyone)
             keys = members(method.choose(nodes[client], view).keys[0]).tolist()

@@ -14,7 +14,7 @@ from coterie.core.cohort import Cohort
 from coterie.core.task import Task
 from coterie.data import build
 from coterie.methods.p2p.base import Answers, Inbox, PeerView
-from coterie.methods.p2p.pens import PENS, Tally
+from coterie.methods.p2p.pens import PENS, SelectionCounts
 from coterie.methods.p2p.topology import (
     NO_PEER,
     as_rows,
@@ -29,11 +29,11 @@ METHOD = PENS(l=3, k=2, t1=3)
 NAMES = ["b", "c", "d", "e"]
 
 
-def tally(seen: list[str], times: list[int], age: int, neighbours: list[str]) -> Tally:
+def tally(seen: list[str], times: list[int], age: int, neighbours: list[str]) -> SelectionCounts:
     none = torch.empty(1, 0, dtype=torch.int64)
     order = np.argsort(peer_keys(seen))
     counts = np.array(times, dtype=np.int64)[order]
-    return Tally(
+    return SelectionCounts(
         as_rows([peer_keys(seen)[order]]), as_rows([counts]), torch.tensor([age]), as_rows([peer_keys(neighbours)]),
         none, none.double(),
     )  # fmt: skip
@@ -47,11 +47,11 @@ def arrived(names: list[str], weights: list[float], known: int = 4) -> Inbox:
     return Inbox(pool, torch.zeros(1, dtype=torch.int64), keys, index, torch.tensor([known]))
 
 
-def selected(method: PENS, c: Cohort, before: Tally, inbox: Inbox) -> tuple[Tally, Tensor]:
+def selected(method: PENS, c: Cohort, before: SelectionCounts, inbox: Inbox) -> tuple[SelectionCounts, Tensor]:
     return method.select(c, before, inbox, method.measure(c, before, inbox))
 
 
-def times_of(node: Tally) -> dict[int, int]:
+def times_of(node: SelectionCounts) -> dict[int, int]:
     return dict(zip(members(node.seen[0]).tolist(), members(node.times[0]).tolist(), strict=True))
 
 

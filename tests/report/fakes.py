@@ -12,11 +12,11 @@ import torch
 
 from coterie.core.panels import (
     Edge,
-    Graph,
     Heatmap,
     Histogram,
     Lines,
     Node,
+    NodeGraph,
     Panel,
     Table,
     Text,
@@ -46,7 +46,7 @@ def some_panels() -> list[Panel]:
             "own group": draw.normal(0.4, 0.1, 200).tolist(),
             "others": draw.normal(1.1, 0.2, 600).tolist()}),
         image_grid("Pseudo samples", pictures, ["group 0", "group 1", "group 2"], list("012345")),
-        Graph("Who asks whom", [Node(f"c{i:02d}", i // 5) for i in range(20)], edges),
+        NodeGraph("Who asks whom", [Node(f"c{i:02d}", i // 5) for i in range(20)], edges),
         Table("Thresholds tried", ["threshold", "groups", "score"], [[12.5, 4, 0.81], [20.0, 2, None]]),
         Text("What this means", ["The cut with **four** groups won.", "See `threshold` in the config."]),
     ]  # fmt: skip

@@ -14,9 +14,9 @@ import pytest
 
 from coterie.core.errors import CoterieError
 from coterie.core.panels import (
-    Graph,
     Lines,
     Node,
+    NodeGraph,
     Panel,
     Table,
     Text,
@@ -132,7 +132,7 @@ def test_a_method_that_only_its_author_has_is_called_by_its_title(tmp_path: Path
 def test_everything_from_users_is_escaped(tmp_path: Path) -> None:
     panels: list[Panel] = [
         Lines(NASTY, [1, 2], {NASTY: [1.0, 2.0]}, NASTY, NASTY),
-        Graph(NASTY, [Node(NASTY)], []),
+        NodeGraph(NASTY, [Node(NASTY)], []),
         Table(NASTY, [NASTY], [[NASTY]]),
         Text(NASTY, [NASTY]),
     ]

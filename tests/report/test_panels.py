@@ -15,10 +15,10 @@ from PIL import Image
 from coterie.core.errors import CoterieError
 from coterie.core.panels import (
     Edge,
-    Graph,
     Heatmap,
     Lines,
     Node,
+    NodeGraph,
     Panel,
     Table,
     from_json,
@@ -85,7 +85,7 @@ def test_panels_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(CoterieError, match="full matrix"):
         Heatmap("h", [[1.0], [1.0, 2.0]])
     with pytest.raises(CoterieError, match="unknown node"):
-        Graph("g", [Node("a")], [Edge(0, 1)])
+        NodeGraph("g", [Node("a")], [Edge(0, 1)])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from coterie.methods.given_groups import GivenGroups
 from coterie.models import build_model
 from coterie.report.advice import print_advice
 from coterie.runs.advice.advise import _length, _recommended, advise
-from coterie.runs.advice.answer import Choice
+from coterie.runs.advice.answer import Candidate
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import paired_gain
@@ -139,7 +139,7 @@ def _chosen(in_groups: bool, lower: bool = False, **scores: list[float]) -> str:
     names = {"local": "local training", "fedavg": "FedAvg", "tuned": "FedAvg, fine-tuned", "auto": "auto"}
     nothing = paired_gain({}, {})
     choices = [
-        Choice(
+        Candidate(
             names[key],
             key,
             {},

@@ -17,7 +17,7 @@ from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
 from coterie.deploy.zenoh.connection import Kind
 from coterie.deploy.zenoh.federation import PeerFederation
-from coterie.deploy.zenoh.peer import Deployed, Pace, PeerState
+from coterie.deploy.zenoh.peer import Deployed, PeerPace, PeerState
 from coterie.methods.p2p.base import Answers, Inbox, Sketched
 from coterie.methods.p2p.network_state import Network
 from coterie.methods.p2p.simulation import Simulated
@@ -82,7 +82,7 @@ def played_by_real_peers(
     """All peers' states after the rounds, and everything that they offered."""
     offers: Offers = {}
     boxes = {client: Mailbox(client, digits.ids, offers, late) for client in digits.ids}
-    pace, nothing = Pace(lock_step=False), lambda: None
+    pace, nothing = PeerPace(lock_step=False), lambda: None
     peers: dict[str, Any] = {c: Deployed(method(name), boxes[c], pace) for c in digits.ids}  # type: ignore[arg-type]
     feds: dict[str, Any] = {
         c: PeerFederation(c, task, digits, SEED, boxes[c], at_end=nothing, last=ROUNDS)  # type: ignore[arg-type]

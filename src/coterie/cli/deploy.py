@@ -244,14 +244,14 @@ def peer(
     from coterie.cli.runs import watched
     from coterie.deploy.boundary import check_name, place
     from coterie.deploy.ports import check_address
-    from coterie.deploy.zenoh.peer import Pace
+    from coterie.deploy.zenoh.peer import PeerPace
     from coterie.runs.config import from_tables, read_tables
 
     check_address("--listen", listen, "127.0.0.1:7501")
     settings = from_tables(read_tables(config))
     security = None if certs is None else addresses.PeerSecurity.of(certs)
     address = addresses.Address(listen, tuple(_listed(seeds)), security)
-    options = peering.PeerOptions(peers, patience, Pace(not free, timeout), max_megabytes * _MEGABYTE)
+    options = peering.PeerOptions(peers, patience, PeerPace(not free, timeout), max_megabytes * _MEGABYTE)
     folder = out or place(Path("runs"), f"peer-{check_name(name, '--name')}")
     _one_thread()
     addresses.zenoh.init_log_from_env_or("error")

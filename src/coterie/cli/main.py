@@ -17,24 +17,8 @@ from coterie.cli import attack as cli_attack
 from coterie.cli import deploy as cli_deploy
 from coterie.cli import help as cli_help
 from coterie.cli import use as cli_use
-from coterie.cli.options import (
-    AlphaOption,
-    ClientColumnOption,
-    ClientsOption,
-    DataOption,
-    GroupsOption,
-    ImageOption,
-    OutOption,
-    RootOption,
-    RoundsOption,
-    RunOptions,
-    SamplesOption,
-    TargetOption,
-    with_run_options,
-)
-from coterie.cli.options import (
-    folder as given_folder,
-)
+from coterie.cli.options import CommandOptions, DataOptions, OutOption, RoundsOption, by_name, with_options
+from coterie.cli.options import folder as given_folder
 from coterie.core import interrupts
 from coterie.core.errors import CoterieError, Interrupted
 from coterie.core.terminal import harmless
@@ -80,11 +64,11 @@ def list_(
 
 
 @app.command(short_help="Run one method and write its folder")
-@with_run_options
+@with_options(CommandOptions)
 def run(
     method: Annotated[str | None, typer.Argument(help="a name of `coterie list methods`")] = None,
     *,
-    options: RunOptions,
+    options: CommandOptions,
     rounds: RoundsOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
     out: OutOption = None,
@@ -120,11 +104,11 @@ def resume(
 
 
 @app.command(short_help="Run several methods and seeds, and compare them")
-@with_run_options
+@with_options(CommandOptions)
 def compare(
     methods: Annotated[list[str], typer.Argument(help="two or more names of `coterie list methods`")],
     *,
-    options: RunOptions,
+    options: CommandOptions,
     rounds: RoundsOption = None,
     seeds: Annotated[str, typer.Option("--seeds", help="seeds, such as 0,1,2")] = "0",
     target: Annotated[
@@ -151,10 +135,10 @@ def compare(
 
 
 @app.command(short_help="Find out whether there are groups, and what to run")
-@with_run_options
+@with_options(CommandOptions)
 def advise(
     *,
-    options: RunOptions,
+    options: CommandOptions,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of everything random")] = None,
     out: OutOption = None,
 ) -> None:
@@ -174,17 +158,11 @@ def report(folder: Annotated[Path, typer.Argument(help="folder of a finished run
 
 
 @app.command(short_help="Describe the clients and data of a scenario, or yours")
+@with_options(DataOptions)
 def data(
     scenario: Annotated[str | None, typer.Argument(help="a scenario's name; without it, which data are there")] = None,
-    own: DataOption = None,
-    client_column: ClientColumnOption = None,
-    target_column: TargetOption = None,
-    root: RootOption = None,
-    clients: ClientsOption = None,
-    samples: SamplesOption = None,
-    groups: GroupsOption = None,
-    alpha: AlphaOption = None,
-    image_size: ImageOption = None,
+    *,
+    options: DataOptions,
     seed: Annotated[int, typer.Option("--seed", help="seed of the partition")] = 0,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="scenario.key=value, such as scenario.missing=mean")
@@ -196,25 +174,16 @@ def data(
     from coterie.runs.experiment import population_of
     from coterie.runs.options import check_seed
 
+    own = options.data
     if scenario is not None and own is not None:
         raise CoterieError("--data are your own data and a name is that of a scenario; give one of the two.")
     check_seed(seed)
     if scenario is None and own is None:
-        Console().print(listing.scenarios(root))
+        Console().print(listing.scenarios(options.root))
         return
-    chosen, task = reading_of(
-        assignments,
-        name=scenario,
-        data=own,
-        client_column=client_column,
-        target_column=target_column,
-        root=root,
-        clients=clients,
-        samples=samples,
-        groups=groups,
-        alpha=alpha,
-        image_size=image_size,
-    )
+    said = by_name(options)
+    said["name"] = said.pop("scenario")
+    chosen, task = reading_of(assignments, **said)
     for table in listing.population(population_of(chosen, seed, task), scenario or str(own)):
         Console().print(table)
 

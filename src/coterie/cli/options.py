@@ -67,22 +67,28 @@ OutOption = Annotated[
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """What run, compare and advise are told in the same words: whose data, what is learnt, and how."""
+class DataOptions:
+    """Whose data: a scenario by its name, with what shapes it, or the user's own."""
 
     scenario: ScenarioOption = None
     data: DataOption = None
     client_column: ClientColumnOption = None
     target_column: TargetOption = None
     root: RootOption = None
-    model: ModelOption = None
-    loss: LossOption = None
-    metric: MetricOption = None
     clients: ClientsOption = None
     samples: SamplesOption = None
     groups: GroupsOption = None
     alpha: AlphaOption = None
     image_size: ImageOption = None
+
+
+@dataclass(frozen=True)
+class CommandOptions(DataOptions):
+    """What run, compare and advise are told in the same words: whose data, what is learnt, and how."""
+
+    model: ModelOption = None
+    loss: LossOption = None
+    metric: MetricOption = None
     workers: WorkersOption = None
     assignments: SetOption = None
     config: ConfigOption = None
@@ -91,26 +97,42 @@ class RunOptions:
         """The tables of a run with them; `assignments` go in the place of those that were given."""
         from coterie.cli.runs import tables_of
 
-        options = {each.name: getattr(self, each.name) for each in fields(self)}
+        options = by_name(self)
         config, given = options.pop("config"), options.pop("assignments")
         return tables_of(config, method, given if assignments is None else assignments, **options, **more)
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `options` is a `RunOptions`: typer sees an option for each of its fields instead."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    hints = get_type_hints(RunOptions, include_extras=True)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    shared = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in hints.items()]
-    before = [each for each in own if each.kind is not keyword]
-    after = [each for each in own if each.kind is keyword and each.name != "options"]
+def by_name(options: DataOptions) -> dict[str, Any]:
+    """Every option and what it was given."""
+    return {each.name: getattr(options, each.name) for each in fields(options)}
 
-    @wraps(command)
-    def called(*arguments: Any, **given: Any) -> None:
-        options = RunOptions(**{name: given.pop(name) for name in hints})
-        command(*arguments, options=options, **given)
 
-    parameters = [*before, *shared, *after]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in parameters}
-    return called
+def with_options(kind: type[DataOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a command whose parameter `options` is of that kind: typer sees an option for each of its fields instead.
+
+    A field that the command has as a parameter of its own is taken from that one.
+    """
+
+    def with_them(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        hints = get_type_hints(kind, include_extras=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shared = [
+            inspect.Parameter(name, keyword, default=None, annotation=hint)
+            for name, hint in hints.items()
+            if name not in own
+        ]
+        before = [each for each in own.values() if each.kind is not keyword]
+        after = [each for each in own.values() if each.kind is keyword and each.name != "options"]
+
+        @wraps(command)
+        def called(*arguments: Any, **given: Any) -> None:
+            options = kind(**{name: given[name] for name in hints})
+            command(*arguments, options=options, **{name: given[name] for name in given if name in own})
+
+        parameters = [*before, *shared, *after]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return with_them

@@ -57,24 +57,24 @@ class Cohort:
             return [client.valid if client.valid is not None else client.train for client in self.data]
         return [client.train if part == "train" else client.test for client in self.data]
 
-    def beside(self, side: Sequence[Tensor], part: Literal["train", "test"] = "train") -> Cohort:
-        """The same clients with something beside every sample of a part, one tensor a client."""
+    def with_extra(self, extra: Sequence[Tensor], part: Literal["train", "test"] = "train") -> Cohort:
+        """The same clients with something more about every sample of a part, one tensor a client."""
 
         def extended(client: ClientData, own: Tensor) -> ClientData:
             parts: dict[str, Any] = {name: partial(getattr, client, name) for name in ("train", "test", "valid")}
-            return ClientData(**{**parts, part: replace(getattr(client, part), side=own)})
+            return ClientData(**{**parts, part: replace(getattr(client, part), extra=own)})
 
-        return replace(self, data=tuple(extended(*pair) for pair in zip(self.data, side, strict=True)))
+        return replace(self, data=tuple(extended(*pair) for pair in zip(self.data, extra, strict=True)))
 
-    def beside_lazily(self, side: Callable[[int, Samples], Tensor], part: Part) -> Cohort:
-        """The same, where what stands beside client i's samples is found when these are first looked at."""
+    def with_extra_lazily(self, extra: Callable[[int, Samples], Tensor], part: Part) -> Cohort:
+        """The same, where what there is about client i is found when its samples are first looked at."""
 
         def extended(index: int, client: ClientData) -> ClientData:
             parts: dict[str, Any] = {name: partial(getattr, client, name) for name in ("train", "test", "valid")}
 
             def found() -> Samples | None:
                 samples: Samples | None = getattr(client, part)
-                return None if samples is None else replace(samples, side=side(index, samples))
+                return None if samples is None else replace(samples, extra=extra(index, samples))
 
             return ClientData(**{**parts, part: found})
 

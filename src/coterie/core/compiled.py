@@ -36,8 +36,8 @@ class Compiled(Protocol):
     def row_math(self) -> RowMath:
         """What it computes of many models as rows."""
 
-    def takes(self, side: Tensor | None, models: int = 1) -> bool:
-        """Whether it computes samples with this beside them, for that many models in one call."""
+    def takes(self, extra: Tensor | None, models: int = 1) -> bool:
+        """Whether it computes samples of which this is known, for that many models in one call."""
 
     def train(
         self,

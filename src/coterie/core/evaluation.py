@@ -37,7 +37,7 @@ def score(task: Task, models: Stack, samples: Samples) -> Scores:
     if not total:
         return Scores(torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64), number)
     compiled = task.compiled
-    if not isinstance(compiled, Refusal) and compiled.takes(samples.side, rows):
+    if not isinstance(compiled, Refusal) and compiled.takes(samples.extra, rows):
         mean, share = compiled.score(models, samples)
         return Scores(mean, (share * total).round().nan_to_num(0.0), number)
     loss, correct = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
@@ -72,7 +72,7 @@ def _outputs(task: Task, state: State, samples: Samples) -> list[tuple[Tensor, T
 def outputs(task: Task, model: Stack, samples: Samples) -> Tensor:
     """What the network answers to one client's samples with the only model of the stack, [n, ...]."""
     compiled = task.compiled
-    if not isinstance(compiled, Refusal) and compiled.takes(samples.side):
+    if not isinstance(compiled, Refusal) and compiled.takes(samples.extra):
         return compiled.outputs(model, samples)[0]
     return torch.cat([output for output, _ in _outputs(task, row(model, 0), samples)]).cpu()
 
@@ -141,7 +141,7 @@ def losses(c: Cohort, models: Stack, part: Part = "train", *, batch: int = 0) ->
 
 def sample_losses(task: Task, models: Stack, samples: Samples) -> Tensor:
     """The loss of every model on each of a client's samples, [K, n]."""
-    if task.loss == "cross_entropy" and samples.side is None and samples.y.dim() == 1 and len(samples):
+    if task.loss == "cross_entropy" and samples.extra is None and samples.y.dim() == 1 and len(samples):
         found = probabilities(task, models, task.inputs(samples.x))
         if found.dim() == 3:
             own = found.gather(2, samples.y.view(1, -1, 1).expand(len(found), -1, 1))[..., 0]

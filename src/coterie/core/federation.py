@@ -76,9 +76,11 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client's reply is missing."""
+    """Why a client's reply is missing. `refused`: by the server; `withheld`: by the device's own rules (`consent`)."""
 
-    kind: Literal["dropped", "late", "crashed", "frozen", "not finite", "wrong shape", "too large", "lost", "refused"]
+    kind: Literal[
+        "dropped", "late", "crashed", "frozen", "not finite", "wrong shape", "too large", "lost", "refused", "withheld"
+    ]
     reason: str
 
 

@@ -184,7 +184,7 @@ def answers(prediction: Tensor, target: Tensor) -> Tensor:
 
 def _areas(scores: Tensor, positive: Tensor) -> list[float]:
     """Of every column, of the ranks, which ties share (Mann and Whitney's U); NaN where all samples are of one kind."""
-    columns = scores.T.masked_fill(scores.T.isnan(), math.inf).contiguous()  # what is no number compares with nothing
+    columns = scores.T.masked_fill(scores.T.isnan(), math.inf).contiguous()  # NaN compares with nothing
     ordered = columns.sort(1).values
     below, up_to = (torch.searchsorted(ordered, columns, right=equal) for equal in (False, True))
     ranks = (below + up_to + 1).double() / 2

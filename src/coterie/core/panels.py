@@ -109,7 +109,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Graph(_Values):
+class NodeGraph(_Values):
     """Who is linked to whom; the report lays it out with springs."""
 
     kind: ClassVar[str] = "graph"
@@ -146,9 +146,9 @@ class Text(_Values):
     paragraphs: Sequence[str]
 
 
-Panel = Lines | Heatmap | Histogram | ImageGrid | Graph | Table | Text
+Panel = Lines | Heatmap | Histogram | ImageGrid | NodeGraph | Table | Text
 _KINDS: dict[str, type[Panel]] = {
-    panel.kind: panel for panel in (Lines, Heatmap, Histogram, ImageGrid, Graph, Table, Text)
+    panel.kind: panel for panel in (Lines, Heatmap, Histogram, ImageGrid, NodeGraph, Table, Text)
 }
 
 
@@ -189,7 +189,7 @@ def from_json(value: object) -> Panel:
         raise CoterieError(f"A panel must be an object with a kind out of {', '.join(_KINDS)}; delete panels.json.")
     given = {key: item for key, item in value.items() if key != "kind"}
     try:
-        if value["kind"] == Graph.kind:
+        if value["kind"] == NodeGraph.kind:
             given["nodes"] = [Node(**node) for node in given["nodes"]]
             given["edges"] = [Edge(**edge) for edge in given["edges"]]
         return _KINDS[value["kind"]](**given)

@@ -91,7 +91,7 @@ def _gain(c: Cohort, before: Stack, after: Stack, samples: Samples) -> Tensor:
 
 
 def _is_lower(gain: Tensor) -> bool:
-    """Whether the loss of the tuned model is lower on a part that nobody trained on."""
+    """Whether the loss of the tuned model is lower on a part that was not trained on."""
     return len(gain) > 0 and bool(gain.mean() > 0)
 
 

@@ -20,32 +20,32 @@ ClientId = str
 class Samples:
     """Inputs and targets of equal length. Images stay uint8 [n, channels, height, width] until a batch needs them.
 
-    `side` may hold something more about every sample (its domain); networks that do not ask for it never see it.
+    `extra` may hold something more about every sample (its domain); networks that do not ask for it never see it.
     """
 
     x: Tensor
     y: Tensor
-    side: Tensor | None = None
+    extra: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
     def take(self, index: Tensor) -> Samples:
         """The samples at the given positions, in that order."""
-        beside = None if self.side is None else self.side.index_select(0, index)
-        return Samples(self.x.index_select(0, index), self.y.index_select(0, index), beside)
+        extra = None if self.extra is None else self.extra.index_select(0, index)
+        return Samples(self.x.index_select(0, index), self.y.index_select(0, index), extra)
 
     def on(self, device: torch.device) -> Samples:
         """The same samples on a device; where they are there already, these."""
         if self.x.device == device:
             return self
-        beside = None if self.side is None else self.side.to(device)
-        return Samples(self.x.to(device), self.y.to(device), beside)
+        extra = None if self.extra is None else self.extra.to(device)
+        return Samples(self.x.to(device), self.y.to(device), extra)
 
     def batches(self, size: int) -> Iterator[Samples]:
         """Views of so many samples each, in order; the last may be smaller."""
-        beside = repeat(None) if self.side is None else self.side.split(size)
-        return map(Samples, self.x.split(size), self.y.split(size), beside)
+        extra = repeat(None) if self.extra is None else self.extra.split(size)
+        return map(Samples, self.x.split(size), self.y.split(size), extra)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,13 @@ def from_settings(kind: type[T], settings: Mapping[str, Any], owner: str) -> T:
     return kind(**given, **{key: known[key].metadata[AUTO] for key in found})
 
 
+def check_keywords(function: str, kind: type[Any], given: Mapping[str, Any]) -> None:
+    """Refuse keywords that a function's TypedDict does not have, as Python does where each is a parameter."""
+    for name in given:
+        if name not in kind.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
 def left_open(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that say "auto", as they may in Python too, and what that stands for."""
     able = [f for f in dataclasses.fields(value) if AUTO in f.metadata]

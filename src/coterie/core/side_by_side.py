@@ -69,7 +69,7 @@ def takes(c: Cohort, opt: Optimiser, only: Collection[str] | None) -> bool:
         not any(isinstance(layer, _DRAWING) for layer in module.modules())
         and all(weight.requires_grad for weight in module.parameters())
         and set(module.state_dict()) == {name for name, _ in module.named_parameters()}
-        and not any(client.train.side is not None for client in c.data)
+        and not any(client.train.extra is not None for client in c.data)
     )
 
 

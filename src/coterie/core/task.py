@@ -189,9 +189,9 @@ class Task:
         return ready.to(memory_format=torch.channels_last) if ready.dim() == 4 else ready
 
     def outputs(self, module: nn.Module, batch: Samples, inputs: Tensor) -> Tensor:
-        """What the network answers; one that says `wants_side` also gets what stands beside the samples."""
-        wanted = batch.side is not None and getattr(module, "wants_side", False)
-        return self.answers(module, inputs, *([batch.side] if wanted else []))
+        """What the network answers; one that says `wants_extra` also gets what else is known of the samples."""
+        wanted = batch.extra is not None and getattr(module, "wants_extra", False)
+        return self.answers(module, inputs, *([batch.extra] if wanted else []))
 
     def mixed(self) -> AbstractContextManager[Any]:
         """Computing forward in mixed precision, where that is wanted."""
@@ -199,11 +199,11 @@ class Task:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def answers(self, module: nn.Module, inputs: Tensor, *beside: Tensor | None) -> Tensor:
+    def answers(self, module: nn.Module, inputs: Tensor, *extra: Tensor | None) -> Tensor:
         """What the network answers to ready inputs; what it fails with is one sentence."""
         try:
             with self.mixed():
-                answer: Tensor = module(inputs, *beside)
+                answer: Tensor = module(inputs, *extra)
         except CoterieError:
             raise
         except Exception as error:  # the user's code can fail in any way

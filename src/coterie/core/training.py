@@ -47,7 +47,7 @@ def local_sgd(
     """
     compiled = c.task.compiled
     whole = only is None or set(only) >= set(c.task.parameters)
-    if whole and not isinstance(compiled, Refusal) and all(compiled.takes(client.train.side) for client in c.data):
+    if whole and not isinstance(compiled, Refusal) and all(compiled.takes(client.train.extra) for client in c.data):
         trained, losses = compiled.train(
             start,
             [client.train for client in c.data],

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from coterie.core.errors import UNREADABLE, CoterieError
 from coterie.core.samples import ClientId
+from coterie.core.settings import check_keywords
 from coterie.core.terminal import brief, shown
 
 from .encoding import Reading, by_client, encode, target_columns
 from .labels import ClientArrays
 from .own import OwnOptions, OwnPopulation, described, from_arrays
 from .schema import Missing
-from .tables import Table, as_table, listed
+from .tables import DataTable, as_table, listed
 
 _OF_TABLES = ("target", "client", "ignore", "missing")
 
@@ -43,6 +44,7 @@ def from_frames(clients: Mapping[ClientId, Any], **options: Unpack[TableOptions]
     values. `missing` says what to do about missing values: "refuse" them, fill in the "mean" of the column over all
     clients' training rows, or "drop" such rows. For the other options see `from_arrays`.
     """
+    check_keywords("from_frames", TableOptions, options)
     if not clients:
         raise CoterieError("There is no client; give at least one with its table.")
     if options.get("client"):
@@ -55,6 +57,7 @@ def from_table(table: Any, **options: Unpack[TableOptions]) -> OwnPopulation:
 
     For the other options see `from_frames`.
     """
+    check_keywords("from_table", TableOptions, options)
     column = options.get("client")
     if not column:
         raise CoterieError('Say which column names the clients, such as client="hospital".')
@@ -69,6 +72,7 @@ def from_datasets(clients: Any, *, inputs: str | None = None, **options: Unpack[
     clients it may be a flwr-datasets FederatedDataset, or one of its partitioners: every partition is a client. Each
     dataset is read once, now; for the other options see `from_arrays`.
     """
+    check_keywords("from_datasets", TableOptions, options)
     given = _partitions(clients)
     if not given:
         raise CoterieError("There is no client; give at least one with its dataset.")
@@ -85,7 +89,7 @@ def from_datasets(clients: Any, *, inputs: str | None = None, **options: Unpack[
             {client: _joined([_pairs(client, one) for one in pair]) for client, pair in pairs.items()}, **plain
         )
     names = list(first.column_names)
-    target = target_columns(Table({name: np.zeros(1) for name in names}, "The dataset"), options.get("target"))[0]
+    target = target_columns(DataTable({name: np.zeros(1) for name in names}, "The dataset"), options.get("target"))[0]
     ignored = {target, *options.get("ignore", ())}
     rest = [name for name in names if name not in ignored]
     chosen = inputs or (rest[0] if len(rest) == 1 else None)
@@ -124,7 +128,7 @@ def unwrapped(options: TableOptions, why: str = "") -> OwnOptions:
     return {key: value for key, value in options.items() if key not in _OF_TABLES}  # type: ignore[return-value]
 
 
-def _from_tables(tables: Mapping[ClientId, Table], options: TableOptions) -> OwnPopulation:
+def _from_tables(tables: Mapping[ClientId, DataTable], options: TableOptions) -> OwnPopulation:
     if options.get("layout") not in (None, "rows", "tokens"):
         raise CoterieError(
             f"A table holds rows or tokens, not {options.get('layout')}; correct layout, or leave it out."

@@ -18,7 +18,7 @@ from coterie.core.targets import TaskKind
 
 from .labels import are_whole, class_numbers, sorted_names
 from .own import OwnPopulation, described
-from .scaling import Moments
+from .scaling import InputMoments
 from .schema import Column, schema_of
 
 
@@ -62,7 +62,7 @@ def together(tables: Sequence[tuple[Column, ...]]) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def moments_in(columns: tuple[Column, ...], own: tuple[Column, ...], told: Moments) -> Moments:
+def moments_in(columns: tuple[Column, ...], own: tuple[Column, ...], told: InputMoments) -> InputMoments:
     """What a client says of its inputs, as they are when it reads its table again with the common `columns`.
 
     A word that it does not have is an input that is always 0. A missing number that was filled in with the client's own
@@ -90,7 +90,7 @@ def moments_in(columns: tuple[Column, ...], own: tuple[Column, ...], told: Momen
             middle = moved
         mean.append(middle)
         deviation.append(spread)
-    return Moments(told.samples, tuple(mean), tuple(deviation))
+    return InputMoments(told.samples, tuple(mean), tuple(deviation))
 
 
 def _plain(columns: tuple[Column, ...]) -> list[tuple[str, tuple[str, ...], float | None]]:

@@ -15,9 +15,9 @@ from .drift import Drift
 from .partition import by_owner
 from .pool import rows_of
 from .population import LazyPopulation, Source, numbered
-from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, SHIFTS, Scenario, ShiftKind, scaled
+from .scenarios import ALPHA_PARTITIONS, PARTITIONS, PIXELS, SCENARIOS, Scenario, scaled
 from .share import Sharing, share_own_test, share_split
-from .shift import Shift, combine, cycles, domains, rotations, swaps
+from .shift import SHIFTS, Shift, ShiftKind, domains
 from .users import build_users
 
 _SMALLEST_IMAGE, _LARGEST_IMAGE = 4, 1024
@@ -189,17 +189,9 @@ def _shifts(scenario: Scenario, clients: int) -> tuple[Shift, ...]:
         raise CoterieError(
             f"{groups} groups need at least as many clients and there are {clients}; ask for fewer groups."
         )
-    match scenario.shift:
-        case "rotation":
-            return tuple(rotations(groups))
-        case "swap":
-            return tuple(swaps(groups, classes))
-        case "cycle":
-            return tuple(cycles(groups, classes))
-        case "swap-rotation":
-            return tuple(map(combine, swaps(groups, classes), rotations(groups)))
-        case _:
-            return tuple(domains(groups, scenario.domains))
+    if scenario.shift in SHIFTS:
+        return tuple(SHIFTS[scenario.shift](groups, classes))
+    return tuple(domains(groups, scenario.domains))
 
 
 def _sources(scenario: Scenario, root: Path, seed: int, groups: int, clients: int) -> tuple[Source, ...]:

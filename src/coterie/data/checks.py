@@ -111,7 +111,7 @@ def checked_groups(groups: Mapping[ClientId, int | str] | None, clients: Sequenc
 
 
 def as_tensor(client: ClientId, what: str, value: Any) -> Tensor:
-    """An array of the user's as a tensor, or an error that says what of whom it is not."""
+    """An array of the user's as a tensor, or an error that says which array of which client is not one."""
     try:
         return (
             value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.require(value, requirements=["C", "W"]))

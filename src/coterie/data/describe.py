@@ -48,7 +48,7 @@ class Summary:
     labels: tuple[int, ...]
     """Training samples of each class."""
     classes_per_client: Spread | None
-    """How many different labels a client has in training; None where targets are no classes."""
+    """How many different labels a client has in training; None where targets are not classes."""
     largest_share: float | None
     """The share of a client's most frequent label, on average: 1 / classes is even, 1 is one class a client."""
 
@@ -114,7 +114,7 @@ def remarks(population: Population) -> list[str]:
 
 
 def _counts(population: Population, parts: Sequence[Parts]) -> Tensor | None:
-    """Training samples of each client and class, [C, classes]; None where targets are no classes."""
+    """Training samples of each client and class, [C, classes]; None where targets are not classes."""
     if getattr(population, "kind", "classification") not in ("classification", "binary"):
         return None
     return torch.stack([torch.bincount(part.train, minlength=population.classes) for part in parts])

@@ -18,7 +18,7 @@ from coterie.core.terminal import shown
 from .labels import sorted_names
 from .schema import LONGEST_NAME, Column, Missing, Schema
 from .split import training_rows
-from .tables import Table, Values, is_number, listed
+from .tables import DataTable, Values, is_number, listed
 
 MOST_CATEGORIES = 100
 """A text column with more different values is refused: each would be an input of its own."""
@@ -35,7 +35,7 @@ class Reading:
     client: str | None = None
     """Of one table for all clients: the column with their names."""
     ignore: tuple[str, ...] = ()
-    """Columns that are no inputs."""
+    """Columns that are not inputs."""
     missing: Missing = "refuse"
     tokens: bool = False
     """Whether the inputs are token ids."""
@@ -52,7 +52,7 @@ class Encoded:
 
 
 def encode(
-    tables: Mapping[ClientId, Table], how: Reading, seed: int, agreed: tuple[Column, ...] | None = None
+    tables: Mapping[ClientId, DataTable], how: Reading, seed: int, agreed: tuple[Column, ...] | None = None
 ) -> Encoded:
     """All clients' tables as arrays; the inputs are in the order of the first client's columns.
 
@@ -85,13 +85,13 @@ def encode(
     )
 
 
-def new_inputs(table: Table, schema: Schema) -> Tensor:
+def new_inputs(table: DataTable, schema: Schema) -> Tensor:
     """New rows as raw inputs, in the way the data of a run were read; other columns of the table are not looked at.
 
     A text that no client of the run had stands for no category: all its inputs are 0.
     """
     if not schema.columns:
-        raise CoterieError(f"The data of this run were no tables; {table.where} cannot be read as they were.")
+        raise CoterieError(f"The data of this run were not tables; {table.where} cannot be read as they were.")
     for column in schema.columns:
         values = table.column(column.name)
         gaps = int(_gaps(values).sum())
@@ -105,7 +105,7 @@ def new_inputs(table: Table, schema: Schema) -> Tensor:
     return torch.from_numpy(_inputs(table, schema.columns, schema.layout == "tokens"))
 
 
-def target_columns(table: Table, given: str | None) -> tuple[str, ...]:
+def target_columns(table: DataTable, given: str | None) -> tuple[str, ...]:
     """The columns to predict: as given, or the only one that has a usual name."""
     if given is not None:
         parts = (given,) if given in table.columns else tuple(part.strip() for part in given.split(","))
@@ -122,7 +122,7 @@ def target_columns(table: Table, given: str | None) -> tuple[str, ...]:
     return (usual[0],)
 
 
-def by_client(table: Table, column: str) -> dict[ClientId, Table]:
+def by_client(table: DataTable, column: str) -> dict[ClientId, DataTable]:
     """One table for each client that a column names, in the order of their names."""
     values = table.column(column)
     gaps = int(_gaps(values).sum())
@@ -141,7 +141,7 @@ def by_client(table: Table, column: str) -> dict[ClientId, Table]:
     }
 
 
-def _check_columns(table: Table, first: Table, left_out: set[str], wanted: Sequence[str]) -> None:
+def _check_columns(table: DataTable, first: DataTable, left_out: set[str], wanted: Sequence[str]) -> None:
     lacking = [name for name in wanted if name not in table.columns]
     more = [name for name in table.columns if name not in first.columns and name not in left_out]
     if lacking or more:
@@ -159,7 +159,7 @@ def _gaps(values: Values) -> npt.NDArray[np.bool_]:
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
 
 
-def _refuse_gaps(tables: Mapping[ClientId, Table], name: str, missing: Missing) -> None:
+def _refuse_gaps(tables: Mapping[ClientId, DataTable], name: str, missing: Missing) -> None:
     counts = {client: int(_gaps(table.columns[name]).sum()) for client, table in tables.items()}
     gaps = sum(counts.values())
     if not gaps:
@@ -175,7 +175,7 @@ def _refuse_gaps(tables: Mapping[ClientId, Table], name: str, missing: Missing) 
     )
 
 
-def _without_gaps(table: Table, names: Sequence[str]) -> Table:
+def _without_gaps(table: DataTable, names: Sequence[str]) -> DataTable:
     whole = ~np.logical_or.reduce([_gaps(table.columns[name]) for name in names])
     if not whole.any():
         raise CoterieError(
@@ -192,7 +192,7 @@ def _whole(before: Values, rest: Values) -> Values:
     return rest.astype(np.int64) if gaps and (rest == np.round(rest)).all() and np.abs(rest).max() < 1e15 else rest
 
 
-def _learnt(tables: Mapping[ClientId, Table], name: str, how: Reading, seed: int) -> Column:
+def _learnt(tables: Mapping[ClientId, DataTable], name: str, how: Reading, seed: int) -> Column:
     """What a column of the inputs is, over all clients."""
     words = {client: table for client, table in tables.items() if table.columns[name].dtype == object}
     if words:
@@ -209,7 +209,7 @@ def _learnt(tables: Mapping[ClientId, Table], name: str, how: Reading, seed: int
     return Column(name, fill=float(known.mean(dtype=np.float64)), known=len(known))
 
 
-def _category(tables: Mapping[ClientId, Table], words: Mapping[ClientId, Table], name: str) -> Column:
+def _category(tables: Mapping[ClientId, DataTable], words: Mapping[ClientId, DataTable], name: str) -> Column:
     texts = [value for table in words.values() for value in table.columns[name] if value is not None]
     numeric = [text for text in texts if is_number(text.replace(",", "."))]
     elsewhere = [table for client, table in tables.items() if client not in words and not _empty(table.columns[name])]
@@ -230,7 +230,7 @@ def _category(tables: Mapping[ClientId, Table], words: Mapping[ClientId, Table],
     long = [category for category in categories if len(category) > LONGEST_NAME or not category.isprintable()]
     if long:
         raise CoterieError(
-            f"Column {shown(name)} holds the text {shown(long[0], 60)}, which is no category (one line of at most "
+            f"Column {shown(name)} holds the text {shown(long[0], 60)}, which is not a category (one line of at most "
             f"{LONGEST_NAME} characters); leave it out with --set scenario.ignore={name}."
         )
     return Column(name, categories)
@@ -240,7 +240,7 @@ def _empty(values: Values) -> bool:
     return bool(_gaps(values).all())
 
 
-def _inputs(table: Table, columns: Sequence[Column], tokens: bool) -> npt.NDArray[np.generic]:
+def _inputs(table: DataTable, columns: Sequence[Column], tokens: bool) -> npt.NDArray[np.generic]:
     """The inputs of a table, [rows, sum of the columns' widths]."""
     if tokens:
         odd = [c.name for c in columns if table.columns[c.name].dtype != np.int64]
@@ -266,7 +266,9 @@ def _inputs(table: Table, columns: Sequence[Column], tokens: bool) -> npt.NDArra
     return x
 
 
-def _target_values(tables: Mapping[ClientId, Table], names: tuple[str, ...], how: Reading) -> dict[ClientId, Values]:
+def _target_values(
+    tables: Mapping[ClientId, DataTable], names: tuple[str, ...], how: Reading
+) -> dict[ClientId, Values]:
     """The targets of every client: words, numbers, or several numbers a row."""
     if len(names) > 1:
         for name in names:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientData, ClientId, Normalise, Population
+from coterie.core.settings import check_keywords
 from coterie.core.terminal import shown
 
 from .adapters import TableOptions, from_frames, from_table, reading, unwrapped
@@ -27,7 +28,7 @@ from .schema import Column, Layout, Schema
 from .sources.files import missing
 from .sources.images import has_domain_level, read_images
 from .sources.leaf import is_leaf, read_leaf
-from .tables import TABLE_ENDINGS, Table, read_table
+from .tables import TABLE_ENDINGS, DataTable, read_table
 from .users import leaf_users
 
 _HELP = (
@@ -45,6 +46,7 @@ def from_path(path: Path | str, *, image_size: int | None = None, **options: Unp
     names the clients; a LEAF folder; or images as <client>/<class>/<image>. For the options see `from_arrays` and, of
     tables, `from_frames`. .npz files may name their layout and their group themselves (entries `layout` and `group`).
     """
+    check_keywords("from_path", TableOptions, options)
     place = Path(path)
     if place.is_file() and place.suffix.lower() in TABLE_ENDINGS:
         return _from_one(place, options)
@@ -68,6 +70,7 @@ def from_path(path: Path | str, *, image_size: int | None = None, **options: Unp
 
 def from_file(path: Path | str, name: ClientId, **options: Unpack[TableOptions]) -> OwnPopulation:
     """A population of one client: an .npz, .csv or .parquet file, or a folder of images as <class>/<image>."""
+    check_keywords("from_file", TableOptions, options)
     file = Path(path)
     if file.is_dir():
         found = read_images(file, "give images as <class>/<image>", domains=False)
@@ -82,12 +85,12 @@ def from_file(path: Path | str, name: ClientId, **options: Unpack[TableOptions])
         _check_no_client(options, file)
         return _table_of_one(read_table(file), name, options, None)
     given, _, layout = _read_npz(file)
-    plain = unwrapped(options, f"{file} is no table")
+    plain = unwrapped(options, f"{file} is not a table")
     return from_arrays({name: given}, **_alone({**plain, "layout": plain.get("layout") or layout}, given))
 
 
 def _table_of_one(
-    table: Table, name: ClientId, options: TableOptions, agreed: tuple[Column, ...] | None
+    table: DataTable, name: ClientId, options: TableOptions, agreed: tuple[Column, ...] | None
 ) -> OwnPopulation:
     """One client's table; with `agreed`, in columns that other clients have a say in."""
     how = reading(options)

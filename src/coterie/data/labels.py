@@ -37,7 +37,7 @@ def sorted_names(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def class_numbers(words: npt.NDArray[Any], names: tuple[str, ...], client: ClientId) -> npt.NDArray[np.int64]:
-    """The number of every word's class; a word that is no class is refused."""
+    """The number of every word's class; a word that is not a class is refused."""
     number = {name: place for place, name in enumerate(names)}
     try:
         return np.array([number[word] for word in words.tolist()], np.int64)

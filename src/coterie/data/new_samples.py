@@ -22,7 +22,7 @@ from .labels import are_words, class_numbers
 from .schema import Layout, Schema
 from .sources.images import decode, images_in
 from .sources.leaf import is_leaf
-from .tables import TABLE_ENDINGS, Table, as_table, is_frame, read_table
+from .tables import TABLE_ENDINGS, DataTable, as_table, is_frame, read_table
 from .targets import settle
 
 _HELP = "give a .csv, .parquet or .npz file, an image or a folder of images"
@@ -31,7 +31,7 @@ _HELP = "give a .csv, .parquet or .npz file, an image or a folder of images"
 def new_inputs(x: Any, schema: Schema, client: ClientId) -> Tensor:
     """Raw inputs in the form that the run's own had: an array, a table, or what is in a file."""
     found = _found(x, schema, client)
-    if isinstance(found, Table):
+    if isinstance(found, DataTable):
         return _fitting(table_inputs(found, schema), schema, client)
     return _fitting(_laid_out(found[0], schema, client), schema, client)
 
@@ -39,7 +39,7 @@ def new_inputs(x: Any, schema: Schema, client: ClientId) -> Tensor:
 def new_samples(x: Any, y: Any, schema: Schema, kind: TaskKind, client: ClientId) -> Samples:
     """Inputs with their targets; without `y` the targets are where the inputs are: a column, or an entry of a file."""
     found = _found(x, schema, client)
-    inputs = new_inputs(found if isinstance(found, Table) else x, schema, client)
+    inputs = new_inputs(found if isinstance(found, DataTable) else x, schema, client)
     if y is None:
         y = _targets_in(found, schema, client)
     elif isinstance(y, (str, Path)):
@@ -52,9 +52,9 @@ def new_samples(x: Any, y: Any, schema: Schema, kind: TaskKind, client: ClientId
     return parts[client][0]
 
 
-def _found(x: Any, schema: Schema, client: ClientId) -> Table | tuple[Any, Any]:
+def _found(x: Any, schema: Schema, client: ClientId) -> DataTable | tuple[Any, Any]:
     """A table, or inputs and targets; these are None where there are none."""
-    if isinstance(x, Table):
+    if isinstance(x, DataTable):
         return x
     if isinstance(x, (str, Path)):
         return _in_file(Path(x), schema, client)
@@ -63,7 +63,7 @@ def _found(x: Any, schema: Schema, client: ClientId) -> Table | tuple[Any, Any]:
     return x, None
 
 
-def _in_file(path: Path, schema: Schema, client: ClientId) -> Table | tuple[Any, Any]:
+def _in_file(path: Path, schema: Schema, client: ClientId) -> DataTable | tuple[Any, Any]:
     if path.is_dir():
         own = client_file(path, client)
         if own is not None:
@@ -91,7 +91,7 @@ def _entries(path: Path) -> tuple[Any, Any]:
 def _images(path: Path, files: list[Path], schema: Schema) -> tuple[Any, Any]:
     """Image files as the run's were read; the folder that an image is in names its class."""
     if not files or len(schema.shape) != 3:
-        what = "no images" if not files else "no table, and the inputs of this run are no images"
+        what = "no images" if not files else "no table, and the inputs of this run are not images"
         raise CoterieError(f"{path} holds {what}; {_HELP}.")
     size = schema.image_size or (schema.shape[1] if schema.shape[1] == schema.shape[2] else None)
     arrays = [decode(file, _HELP, size=size, grey=schema.shape[0] == 1) for file in files]
@@ -123,8 +123,8 @@ def _fitting(x: Tensor, schema: Schema, client: ClientId) -> Tensor:
     )
 
 
-def _targets_in(found: Table | tuple[Any, Any], schema: Schema, client: ClientId) -> Any:
-    if isinstance(found, Table):
+def _targets_in(found: DataTable | tuple[Any, Any], schema: Schema, client: ClientId) -> Any:
+    if isinstance(found, DataTable):
         names = target_columns(found, schema.target or None)
         columns = [found.column(name) for name in names]
         return columns[0] if len(columns) == 1 else np.stack(columns, 1)

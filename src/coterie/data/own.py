@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.core.errors import CoterieError
 from coterie.core.rng import rng
 from coterie.core.samples import ClientData, ClientId, Normalise, Samples
+from coterie.core.settings import check_keywords
 from coterie.core.targets import TargetScale, TaskKind, TaskName
 from coterie.core.terminal import brief
 
@@ -137,6 +138,7 @@ def from_arrays(clients: Mapping[ClientId, ClientArrays], **options: Unpack[OwnO
     exchange their data at a round. `tests` says what a client will be asked: its "own" labels, as often as it has them
     in training, or "all" of them (see `TestsName`).
     """
+    check_keywords("from_arrays", OwnOptions, options)
     if not clients:
         raise CoterieError("There is no client; give at least one with its arrays.")
     seed, layout, validation = options.get("seed", 0), options.get("layout"), options.get("validation", 0.0)

@@ -127,8 +127,8 @@ class LazyPopulation:
                 return lambda: _joined(shift(pool.take(own)), other(pool.take(guests)))
             if source.metadata is None:
                 return lambda: shift(pool.take(rows))
-            beside = torch.from_numpy(source.metadata[rows])
-            return lambda: replace(shift(pool.take(rows)), side=beside)
+            known = torch.from_numpy(source.metadata[rows])
+            return lambda: replace(shift(pool.take(rows)), extra=known)
 
         return ClientData(
             shifted(source.train, train),

@@ -35,7 +35,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Moments:
+class InputMoments:
     """How many samples a client has, and the mean and deviation of its inputs per feature or channel."""
 
     samples: int
@@ -51,15 +51,15 @@ def channels(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return features if dtype.is_floating_point and features <= MOST_FEATURES else 1
 
 
-def moments(x: Tensor) -> Moments:
+def moments(x: Tensor) -> InputMoments:
     """Of one client's raw inputs; bytes count as 0 to 1, and whole numbers (tokens) have none."""
     number = channels(tuple(x.shape[1:]), x.dtype)
     if not len(x) or not (x.dtype.is_floating_point or x.dtype == torch.uint8):
-        return Moments(len(x), (0.0,) * number, (0.0,) * number)
+        return InputMoments(len(x), (0.0,) * number, (0.0,) * number)
     first = x.dim() == 4
     flat = x.transpose(0, 1).reshape(number, -1) if first else x.reshape(-1, number).T
     if x.dtype == torch.uint8:
-        return Moments(len(x), *_of_bytes(flat))
+        return InputMoments(len(x), *_of_bytes(flat))
     mean = flat.double().mean(1)
     # a few rows at a time: their copies in float64 are a part of what the client has, and need no call for each row
     few = max(1, _AT_ONCE // flat.shape[1])
@@ -69,11 +69,11 @@ def moments(x: Tensor) -> Moments:
             for rows, middles in zip(flat.split(few), mean.split(few), strict=True)
         ]
     )
-    return Moments(len(x), tuple(mean.tolist()), tuple(deviation.tolist()))
+    return InputMoments(len(x), tuple(mean.tolist()), tuple(deviation.tolist()))
 
 
 def pooled(
-    clients: Sequence[Moments],
+    clients: Sequence[InputMoments],
     choice: NormaliseName,
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -120,7 +120,7 @@ def _of_bytes(flat: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
-def scale_of(clients: Sequence[Moments], most: float | None) -> tuple[Numbers, Numbers]:
+def scale_of(clients: Sequence[InputMoments], most: float | None) -> tuple[Numbers, Numbers]:
     """Mean and deviation of all: the variances inside clients, and that of their means around the common one."""
     limit = np.inf if most is None else most * median(client.samples for client in clients)
     weight = np.array([min(client.samples, limit) for client in clients], np.float64)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from coterie.core.errors import unknown
 from coterie.core.samples import Normalise
 
+from .shift import ShiftKind
 from .sources.digits import LEVELS
 
 Training = Mapping[str, float | int | str]
-ShiftKind = Literal["rotation", "swap", "cycle", "swap-rotation", "domain", "none"]
 
 PARTITIONS: dict[str, str] = {
     "equal": "every client the same number of samples at random",
@@ -22,13 +21,6 @@ PARTITIONS: dict[str, str] = {
     "shards": "samples sorted by label, two shards a client",
     "quantity": "sizes drawn from Dirichlet(alpha), labels at random",
 }
-SHIFTS: dict[str, str] = {
-    "rotation": "images turned by quarters; from the fifth group on mirrored too",
-    "swap": "a pair of labels exchanged, another in every group",
-    "cycle": "labels moved on by the number of the group",
-    "swap-rotation": "rotation and swap together",
-}
-"""The ways in which the groups of a scenario with one source can differ."""
 ALPHA_PARTITIONS = ("dirichlet", "dirichlet-client", "quantity")
 """Those that need an alpha."""
 PIXELS = {"unit": ((0.0,), (1.0,)), "symmetric": ((0.5,), (0.5,))}

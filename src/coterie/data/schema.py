@@ -99,7 +99,7 @@ class Schema:
             found["columns"] = [{"known": 0, **column} for column in found.get("columns", ())]
             schema: Schema = wire.unpack(cls, {**wire.pack(cls(**known))[0], **found}, {})
         except (wire.WireError, *UNREADABLE) as error:
-            raise CoterieError(f"This is no schema of a run's data ({error}).") from error
+            raise CoterieError(f"This is not a schema of a run's data ({error}).") from error
         schema._check()
         return schema
 
@@ -113,7 +113,7 @@ class Schema:
             and len(self.normalise.mean) == len(self.normalise.std) > 0
         )
         if not fits:
-            raise CoterieError("This is no schema of a run's data: its parts do not belong together.")
+            raise CoterieError("This is not a schema of a run's data: its parts do not belong together.")
 
 
 def schema_of(population: Population) -> Schema:

@@ -1,15 +1,21 @@
-"""How one group's data differ from another's: turned images, renamed labels, another domain, or several of them."""
+"""How one group's data differ from another's: turned images, renamed labels, another domain, or several of them.
+
+A new kind of shift is a field of `Shift`, what it does in `Shift.__call__` (and `combine`), a name in `ShiftKind` and a
+line in `SHIFTS`. Then `--set scenario.shift=NAME` has it in every scenario with one source.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import Samples
 
+ShiftKind = Literal["rotation", "swap", "cycle", "swap-rotation", "domain", "none"]
 _QUARTER = 90
 
 
@@ -118,3 +124,12 @@ def combine(first: Shift, second: Shift) -> Shift:
         labels = first.labels or second.labels
     turns = first.turns + (-second.turns if first.mirrored else second.turns)  # a mirror turns the other way round
     return Shift(turns % 4, labels, first.domain or second.domain, first.mirrored != second.mirrored)
+
+
+SHIFTS: dict[str, Callable[[int, int], list[Shift]]] = {
+    "rotation": lambda groups, _: rotations(groups),
+    "swap": swaps,
+    "cycle": cycles,
+    "swap-rotation": lambda groups, classes: list(map(combine, swaps(groups, classes), rotations(groups))),
+}
+"""The ways in which the groups of a scenario with one source can differ: from their number and that of the classes."""

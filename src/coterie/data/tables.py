@@ -36,7 +36,7 @@ _MOST_SHOWN = 60
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class DataTable:
     """Named columns of one length; `where` says in messages whose they are."""
 
     columns: Mapping[str, Values]
@@ -45,9 +45,9 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def rows(self, index: npt.NDArray[np.int64], where: str) -> Table:
+    def rows(self, index: npt.NDArray[np.int64], where: str) -> DataTable:
         """The table of these rows."""
-        return Table({name: values[index] for name, values in self.columns.items()}, where)
+        return DataTable({name: values[index] for name, values in self.columns.items()}, where)
 
     def column(self, name: str) -> Values:
         """A column, or an error that says which there are."""
@@ -67,7 +67,7 @@ class Frame(Protocol):
     def __getitem__(self, name: Any) -> Any: ...
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> DataTable:
     """The table of a CSV or a Parquet file."""
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path)
 
@@ -79,9 +79,9 @@ def is_frame(value: Any) -> bool:
     )
 
 
-def as_table(frame: Any, where: str) -> Table:
+def as_table(frame: Any, where: str) -> DataTable:
     """A DataFrame, a table of pyarrow or a mapping of columns as a table."""
-    if isinstance(frame, Table):
+    if isinstance(frame, DataTable):
         return frame
     if isinstance(frame, Mapping):
         names = list(frame)
@@ -100,7 +100,7 @@ def as_table(frame: Any, where: str) -> Table:
     return _checked(columns, where)
 
 
-def read_csv(path: Path) -> Table:
+def read_csv(path: Path) -> DataTable:
     """The table of a CSV file: a line of names, then rows; separated by commas, semicolons or tabs, as the first line.
 
     Columns whose every value is a number hold numbers. Empty fields, NA, N/A, NaN, null, None and ? are missing values.
@@ -151,7 +151,7 @@ def _rows(text: str, where: str) -> list[list[str]]:
     return rows
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> DataTable:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
@@ -177,12 +177,12 @@ def _check_names(names: Sequence[str], where: str) -> None:
         raise CoterieError(f"{where} has two columns {shown(doubled[0])}; give each a name of its own.")
 
 
-def _checked(columns: dict[str, Values], where: str) -> Table:
+def _checked(columns: dict[str, Values], where: str) -> DataTable:
     if not columns:
         raise CoterieError(f"{where} has no columns; give it some.")
     if not len(next(iter(columns.values()))):
         raise CoterieError(f"{where} has no rows; give it some, or remove it.")
-    return Table(columns, where)
+    return DataTable(columns, where)
 
 
 def _numbers_or_text(cells: Sequence[str]) -> Values:

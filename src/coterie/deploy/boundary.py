@@ -72,7 +72,7 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Text:
+class PlainLine:
     """One line of at most so many characters, all of which can be seen."""
 
     most: int

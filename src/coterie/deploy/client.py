@@ -21,7 +21,7 @@ from coterie.core.task import Task
 from coterie.core.terminal import shortly
 from coterie.core.threads import one_thread
 from coterie.data.agreed import agreed
-from coterie.data.scaling import Moments, moments
+from coterie.data.scaling import InputMoments, moments
 from coterie.data.schema import MOST_NAMES, schema_of
 from coterie.deploy.boundary import blamed, check_name, checked
 from coterie.deploy.consent import Consent
@@ -105,7 +105,7 @@ class Device:
         told = moments(train.x if by_feature else train.x.reshape(-1, 1))
         columns = schema.columns if len(schema.columns) <= MOST_NAMES else ()
         tells = kind == "regression" and self._consent.tells("labels")
-        targets = moments(train.y.double().reshape(len(train), -1)) if tells else Moments(0, (), ())
+        targets = moments(train.y.double().reshape(len(train), -1)) if tells else InputMoments(0, (), ())
         return Hello(
             name=self.name,
             shape=tuple(self._data.shape),

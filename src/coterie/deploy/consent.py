@@ -26,6 +26,10 @@ LEAST_NOISE = 0.05
 _SECRET, _ASKED = "secret", "questions"
 
 
+class Withheld(CoterieError):
+    """This device does not consent to tell what it is asked."""
+
+
 @dataclass(frozen=True)
 class Consent:
     """A device's own rules, which no server can change."""
@@ -57,11 +61,11 @@ class Consent:
         told = getattr(function, "tells", ())
         for word in told:
             if not self.tells(word):
-                raise CoterieError(f"This device refuses to tell {word}, and {function.__name__} asks for it.")
+                raise Withheld(f"This device refuses to tell {word}, and {function.__name__} asks for it.")
         if "labels" in told and self.most_questions:
             asked = _count(root / _ASKED)
             if asked >= self.most_questions:
-                raise CoterieError(
+                raise Withheld(
                     f"This device has answered {asked} questions about its labels and answers no more; "
                     "its owner may allow more with --most-questions."
                 )

@@ -9,6 +9,7 @@ from typing import Protocol
 from coterie.core.errors import CoterieError
 from coterie.deploy.bundle import MOST_CLIENTS, Letter, bundled, unbundled
 from coterie.deploy.client import Device
+from coterie.deploy.consent import Withheld
 
 
 class Member(Protocol):
@@ -66,7 +67,7 @@ class Gateway:
                 raise CoterieError(f"{name} is not a client of this gateway.")
             own, answer = self._devices[name].answer(text, letter.payload or b"", limit)
         except CoterieError as error:
-            return Letter(str(error))
+            return Letter(str(error), withheld=isinstance(error, Withheld))
         if len(answer) > room:
             return Letter(f"with those of the clients before it, its answer is longer than the {limit} bytes allowed")
         return Letter(own, answer)

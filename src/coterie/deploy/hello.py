@@ -13,10 +13,10 @@ from coterie.core.samples import Normalise
 from coterie.core.targets import KINDS, TargetScale
 from coterie.data.agreed import moments_in
 from coterie.data.encoding import MOST_CATEGORIES
-from coterie.data.scaling import Moments, NormaliseName, channels, scale_of
+from coterie.data.scaling import InputMoments, NormaliseName, channels, scale_of
 from coterie.data.scaling import pooled as common_scale
 from coterie.data.schema import LONGEST_NAME, MOST_CLASSES, MOST_NAMES, Column
-from coterie.deploy.boundary import Between, Length, Name, OneOf, Text
+from coterie.deploy.boundary import Between, Length, Name, OneOf, PlainLine
 
 INPUTS = ("uint8", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool")
 _LARGEST_INPUT = 1 << 24
@@ -29,8 +29,8 @@ Classes = Annotated[int, Between(1, MOST_CLASSES)]
 Middle = Annotated[float, Between(-1e12, 1e12)]
 Spread = Annotated[float, Between(0, 1e12)]
 Means = Annotated[tuple[Middle, ...], Length(1, MOST_CHANNELS)]
-Names = Annotated[tuple[Annotated[str, Text(LONGEST_NAME)], ...], Length(0, MOST_NAMES)]
-Words = Annotated[tuple[Annotated[str, Text(LONGEST_NAME)], ...], Length(0, MOST_CATEGORIES)]
+Names = Annotated[tuple[Annotated[str, PlainLine(LONGEST_NAME)], ...], Length(0, MOST_NAMES)]
+Words = Annotated[tuple[Annotated[str, PlainLine(LONGEST_NAME)], ...], Length(0, MOST_CATEGORIES)]
 Deviations = Annotated[tuple[Spread, ...], Length(1, MOST_CHANNELS)]
 TargetMeans = Annotated[tuple[Middle, ...], Length(0, MOST_CHANNELS)]
 TargetSpreads = Annotated[tuple[Spread, ...], Length(0, MOST_CHANNELS)]
@@ -42,7 +42,7 @@ class ColumnTold:
     filled in with it.
     """
 
-    name: Annotated[str, Text(LONGEST_NAME)]
+    name: Annotated[str, PlainLine(LONGEST_NAME)]
     text: bool = False
     words: Words = ()
     known: Annotated[int, Between(0, 10**12)] = 0
@@ -114,9 +114,9 @@ class Hello:
         """Its inputs, in a few words."""
         return f"{self.inputs} of shape {self.shape}" if not self.columns else f"a table of {len(self.columns)} columns"
 
-    def moments(self, columns: tuple[ColumnTold, ...] = ()) -> Moments:
+    def moments(self, columns: tuple[ColumnTold, ...] = ()) -> InputMoments:
         """What it says of its inputs, as they are when it reads its table with these columns."""
-        told = Moments(self.samples, self.mean, self.deviation)
+        told = InputMoments(self.samples, self.mean, self.deviation)
         if not columns or len(self.mean) != sum(column.width or 2 for column in self.columns):
             return told
         return moments_in(tuple(c.column for c in columns), tuple(c.column for c in self.columns), told)
@@ -175,7 +175,7 @@ def pooled(
 def pooled_targets(hellos: Mapping[str, Hello]) -> TargetScale | None:
     """The common scale of targets that are numbers, of those clients who tell theirs; they count as in `pooled`."""
     told = [
-        Moments(hello.samples, hello.target_mean, hello.target_deviation)
+        InputMoments(hello.samples, hello.target_mean, hello.target_deviation)
         for hello in hellos.values()
         if hello.target_mean
     ]

@@ -50,7 +50,7 @@ class Late:
     reply: Returned
 
 
-class Latecomers:
+class DeployedLatecomers:
     """Who was late, who still is, and the late replies that are to be used."""
 
     def __init__(self, transport: Transport, quorum: Quorum) -> None:
@@ -110,7 +110,7 @@ class Latecomers:
         return slow
 
     def settle(self) -> None:
-        """Wait until nobody is at work any more, or given up."""
+        """Wait until every late client has answered or been given up."""
         self.settled = True
         while self.busy:
             self.hear()

@@ -18,7 +18,7 @@ from coterie.core.task import Task
 from coterie.core.user_code import is_code, loaded_if_code
 from coterie.data.agreed import Terms
 from coterie.data.scaling import channels
-from coterie.deploy.boundary import LATEST, Between, Length, Name, OneOf, Text, blamed
+from coterie.deploy.boundary import LATEST, Between, Length, Name, OneOf, PlainLine, blamed
 from coterie.deploy.hello import (
     MOST_CHANNELS,
     Classes,
@@ -39,7 +39,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LONGEST_LOSS = 24  # characters
 
 Moment = Annotated[int, Between(0, LATEST)]
-Code = Annotated[str, Text(500)]
+Code = Annotated[str, PlainLine(500)]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class RunSpec:
 
     run: Name
     method: Name
-    settings: Annotated[str, Text(40_000)]
-    model: Annotated[str, Text(500)]
+    settings: Annotated[str, PlainLine(40_000)]
+    model: Annotated[str, PlainLine(500)]
     shape: Shape
     classes: Classes
     normalise: Annotated[Normalise, _Scaled()]
@@ -169,7 +169,7 @@ class Order:
     era: Moment
     safe: Moment
     each: bool
-    common: Annotated[tuple[Annotated[str, Text(200)], ...], Length(0, 100)] = ()
+    common: Annotated[tuple[Annotated[str, PlainLine(200)], ...], Length(0, 100)] = ()
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Returned:
 
     @classmethod
     def of(cls, text: str, payload: bytes) -> Returned:
-        """The inverse; a text that is no number says nothing."""
+        """The inverse; a text that is not a number says nothing."""
         try:
             return cls(payload, float(text) if 0 < len(text) <= _LONGEST_LOSS else None)
         except ValueError:

@@ -27,7 +27,7 @@ from coterie.core.task import Task
 from coterie.deploy.fitting import unlike
 from coterie.deploy.hello import Hello
 from coterie.deploy.imagined import imagined
-from coterie.deploy.latecomers import Latecomers
+from coterie.deploy.latecomers import DeployedLatecomers
 from coterie.deploy.latecomers import Transport as Transport
 from coterie.deploy.protocol import Order, Returned, RunSpec
 from coterie.deploy.replies import Expected
@@ -115,7 +115,7 @@ class RemoteFederation(Engine):
         self._offences = Counter[ClientId]()
         self._breaks: dict[ClientId, int] = {}
         self._present: tuple[ClientId, ...] = ()
-        self._late = Latecomers(transport, quorum or Quorum())
+        self._late = DeployedLatecomers(transport, quorum or Quorum())
         self._likely = sum(t.numel() * t.element_size() for t in task.template.values())
         self._samples: dict[ClientId, int] = {}
         self._forms: dict[str, str] = {}

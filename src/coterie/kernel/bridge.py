@@ -46,9 +46,9 @@ class KernelTask:
         """Means and products of rows by the same library."""
         return KernelRows(self.net.library)
 
-    def takes(self, side: Tensor | None, models: int = 1) -> bool:
+    def takes(self, extra: Tensor | None, models: int = 1) -> bool:
         """A network with domains needs one for each sample, and takes one model a call: each has its own graph."""
-        return not self.net.domains or (models == 1 and side is not None and not side.is_floating_point())
+        return not self.net.domains or (models == 1 and extra is not None and not extra.is_floating_point())
 
     def train(
         self,
@@ -149,7 +149,7 @@ class KernelTask:
 def vectors(net: Net, models: Stack) -> Tensor:
     """A fresh matrix with one model per row, in the kernel's order of parameters and running statistics.
 
-    What is about parameters alone (an anchor, a correction) has zeros instead of statistics, which nobody reads.
+    What is about parameters alone (an anchor, a correction) has zeros instead of statistics, which are not read.
     """
     rows = count(models)
     parts = [models[name].reshape(rows, -1) for name in (*net.parameters, *net.buffers) if name in models]
@@ -173,9 +173,9 @@ def routing(net: Net, models: Stack, index: int, samples: Samples) -> Routing | 
     """The samples' domains and how these borrow from each other in one of the models."""
     if not net.domains:
         return None
-    assert samples.side is not None
+    assert samples.extra is not None
     mix = models[net.mix][index] if net.mix in models else None
-    return Routing(samples.side.to(torch.int64).contiguous(), None if mix is None else mix.contiguous())
+    return Routing(samples.extra.to(torch.int64).contiguous(), None if mix is None else mix.contiguous())
 
 
 def grouped(order: Tensor, epochs: int, batch: int, domains: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def plan_with(library: Library, module: nn.Module, input_shape: tuple[int, ...],
     try:
         if loss not in ("cross_entropy", "mse"):
             raise NotKnown(f"the kernel knows the losses cross_entropy and mse, not {loss!r}")
-        if getattr(module, "wants_side", False) and type(module) not in NETWORKS:
+        if getattr(module, "wants_extra", False) and type(module) not in NETWORKS:
             raise NotKnown("the network looks at more than its input")
         twin = copy.deepcopy(module)
         shape = tuple(int(size) for size in input_shape)

@@ -63,8 +63,11 @@ class RoundMethod(ABC, Generic[S]):
     state_type: ClassVar[type[Any]]
     serves_newcomers: ClassVar[bool] = True
     """Whether there is a trained model for a client that has never taken part."""
-    part: ClassVar[str] = ""
-    """What a method of several parts calls this one in its orders to clients."""
+
+    @property
+    def part(self) -> str:
+        """What a method of several parts calls this one in its orders to clients."""
+        return ""
 
     def part_named(self, name: str) -> RoundMethod[Any] | None:
         """Whose client functions are meant by such a `part`."""

@@ -25,6 +25,10 @@ def number_of(what: str, symbol: str) -> dict[str, Any]:
     return {"help": f"number of {what} ({symbol}); auto (0): asked of the clients in the first rounds", AUTO: OPEN}
 
 
+class FoundNumber(int):
+    """A number of groups that was found out in the run; the user has set none."""
+
+
 @dataclass(frozen=True)
 class Counted(ServerMethod[S]):
     """A method that is told how many groups there are, or finds it out."""
@@ -42,11 +46,15 @@ class Counted(ServerMethod[S]):
         return int(getattr(self, self.counts))
 
     def of(self, number: int) -> Self:
-        """The method with another number, which its orders tell the clients."""
-        settings: dict[str, Any] = {self.counts: number}
-        method = replace(self, **settings)
-        object.__setattr__(method, "part", f"of_{number}")
-        return method
+        """The method with a number that was found out, which its orders tell the clients."""
+        settings: dict[str, Any] = {self.counts: FoundNumber(number)}
+        return replace(self, **settings)
+
+    @property
+    def part(self) -> str:
+        """A number that was found out is in no client's settings, so orders name it."""
+        number = getattr(self, self.counts)
+        return f"of_{number}" if isinstance(number, FoundNumber) else ""
 
     def part_of(self, name: str) -> Self | None:
         """The method with the number that its orders name; None where they name none."""

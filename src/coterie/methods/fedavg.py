@@ -22,7 +22,7 @@ from coterie.methods.rate_trial import (
     ModelRows,
     RateTrial,
     TrialLosses,
-    Tried,
+    TriedModels,
     alone_losses,
     trial_cohort,
     trial_losses,
@@ -72,14 +72,14 @@ class FedAvg(ServerMethod[Global]):
         return Trained(local_sgd(c, spread(sent.models, len(c)), self.opt), c.size)
 
     @on_client("models")
-    def try_rates(self, c: Cohort, sent: RateTrial) -> Tried:
+    def try_rates(self, c: Cohort, sent: RateTrial) -> TriedModels:
         """On the client: a round of the test that finds a learning rate before the run (`runs.rates`)."""
         trial, start = trial_cohort(c, self.opt), unflat(sent.numbers, stack([c.task.init(c.seed)] * len(sent.numbers)))
         after = [
             flat(trial_steps(trial, row(start, index), self.opt, float(rate), sent.turn))
             for index, rate in enumerate(sent.rates.tolist())
         ]
-        return Tried(torch.stack(after, 1), trial.size)
+        return TriedModels(torch.stack(after, 1), trial.size)
 
     @on_client("scores")
     def tell_trial_losses(self, c: Cohort, sent: ModelRows) -> TrialLosses:

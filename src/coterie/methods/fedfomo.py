@@ -39,7 +39,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class MixtureWeights:
     """What a client made of each model, first of its own trained one, then of those sent.
 
     `share` is its part of the new mixture (what is missing to 1 is the old model). `gain` is its signed weight over the
@@ -138,7 +138,7 @@ class FedFomo(OwnModelMethod[Exchange]):
         return Trained(trained, c.size)
 
     @on_client("scores")
-    def mix_models(self, c: Cohort, sent: Models) -> Weighed:
+    def mix_models(self, c: Cohort, sent: Models) -> MixtureWeights:
         """On the client: weigh its trained model and the sent ones; without any gain the old model stays."""
         start = self.own(c)
         trained = c.recall("trained", start)
@@ -158,7 +158,7 @@ class FedFomo(OwnModelMethod[Exchange]):
             gain.append(raw / raw.sum().abs().clamp_min(torch.finfo(torch.float64).tiny))
         c.keep("model", stack(mixed))
         held_out = torch.tensor([0 if client.valid is None else len(client.valid) for client in c.data])
-        return Weighed(torch.stack(share), torch.stack(gain), held_out)
+        return MixtureWeights(torch.stack(share), torch.stack(gain), held_out)
 
     def _distance(self, models: Stack, old: Stack) -> Tensor:
         gaps = (flat(models) - flat(old)).double()
@@ -180,6 +180,6 @@ def _side_by_side(models: Sequence[State], like: State) -> Stack:
 
 
 def first_order_weights(loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
-    """(L(theta_i) - L(theta_n)) / |theta_n - theta_i|, signed; 0 for a model that is no different."""
+    """(L(theta_i) - L(theta_n)) / |theta_n - theta_i|, signed; 0 for a model that does not differ."""
     safe = distances.clamp_min(torch.finfo(torch.float64).tiny)
     return torch.where(distances > 0, (loss - losses) / safe, 0.0).nan_to_num(0.0, 0.0, 0.0)

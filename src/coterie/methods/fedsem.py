@@ -11,11 +11,12 @@ from torch import Tensor
 
 from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
+from coterie.core.groupings import k_means
+from coterie.core.layers import weight_matrices
 from coterie.core.rng import key64
 from coterie.core.samples import ClientId
 from coterie.core.states import Picked, Stack, count, flat, spread
 from coterie.core.task import Task
-from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster, cluster_sizes
 from coterie.methods.counted import Counted, number_of
@@ -91,23 +92,10 @@ class FedSEM(ModelPerCluster[Centres], Counted[Centres]):
         names = sorted(vectors)
         points = torch.stack([vectors[name] for name in names])
         labels, found = k_means(points, self.k, key64(fed.seed, "k-means"), centroids)
-        return dict(zip(names, labels, strict=True)), found
+        return dict(zip(names, labels.tolist(), strict=True)), found
 
 
 def last_layers(task: Task, models: Stack) -> Tensor:
     """The weights of every model's last layer, [C, D]."""
-    last = [name for name in task.parameters if task.template[name].dim() > 1][-1]
+    last = weight_matrices(task)[-1]
     return models[last].reshape(count(models), -1).double()
-
-
-def k_means(points: Tensor, k: int, seed: int, start: Tensor | None = None) -> tuple[list[int], Tensor]:
-    """Cluster numbers and centroids: by ten fresh starts, or five steps from given centroids."""
-    from sklearn.cluster import KMeans
-
-    if start is None:
-        search = KMeans(k, n_init=10, random_state=seed % 2**32)
-    else:
-        search = KMeans(k, init=start.numpy(), n_init=1, max_iter=5)
-    with one_thread_everywhere():  # more threads add in an order that changes from call to call
-        found = search.fit(points.numpy())
-    return [int(label) for label in found.labels_], torch.from_numpy(found.cluster_centers_.copy())

@@ -14,6 +14,7 @@ from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.evaluation import sample_losses
 from coterie.core.federation import Federation, on_client
+from coterie.core.groupings import k_means
 from coterie.core.panels import Panel, Table
 from coterie.core.rng import key64
 from coterie.core.samples import ClientId
@@ -22,7 +23,7 @@ from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
 from coterie.methods.clustered import ServesClusters
 from coterie.methods.counted import Counted, number_of
-from coterie.methods.fedsem import k_means, last_layers
+from coterie.methods.fedsem import last_layers
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class FedSoft(ServesClusters[SoftClusters], Counted[SoftClusters]):
             models = combined(self.aggregate, trained.model, trained.size, together, state.models)
             return replace(state, models=take(models, torch.zeros(self.k, dtype=torch.int64)))
         groups, _ = k_means(last_layers(fed.task, trained.model), self.k, key64(fed.seed, "k-means"))
-        models = combined(self.aggregate, trained.model, trained.size, torch.tensor(groups), state.models)
+        models = combined(self.aggregate, trained.model, trained.size, groups, state.models)
         return replace(state, models=models, begun=True)
 
     def _weighed(self, state: SoftClusters, fed: Federation, ids: Sequence[ClientId]) -> SoftClusters:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from coterie.methods.counted import OPEN, Counted
 from coterie.methods.local_training import LocalTraining
 from coterie.methods.served import Use, use
 
+_ASKING = "asking"
 FIRST, AFTER = 6, 3
 """Visits of every client after which nothing more is expected: of one group, and after the last change."""
 
@@ -42,7 +43,10 @@ FIRST, AFTER = 6, 3
 class Asking(Auto):
     """The rounds in which the number is found. Clients use their group's model as it is."""
 
-    part: ClassVar[str] = "asking"
+    @property
+    @override
+    def part(self) -> str:
+        return _ASKING
 
     @override
     def ask_about_models(
@@ -87,7 +91,7 @@ class HowMany(RoundMethod[Any]):
 
     def part_named(self, name: str) -> RoundMethod[Any] | None:
         """The rounds of asking, or the method with the number that its orders name."""
-        if name in ("", Asking.part):
+        if name in ("", _ASKING):
             return self.asking if name else self
         return self.method.part_of(name)
 

@@ -13,15 +13,14 @@ from torch import Tensor
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation, Nothing, on_client
+from coterie.core.groupings import different, k_means
 from coterie.core.rng import key64, rng
 from coterie.core.samples import ClientId
 from coterie.core.states import row, spread
-from coterie.core.threads import one_thread_everywhere
 from coterie.methods.base import Log
+from coterie.methods.class_means import class_means
 from coterie.methods.clustered import AverageInClusters, Clusters
-from coterie.methods.embedding.bits import class_means
 
-_STARTS = 10
 _RADIUS_SHARE = 0.1
 _SMALLEST = 1e-6  # amplitude whose logarithm is taken
 
@@ -193,17 +192,14 @@ def cluster_styles(
     styles: np.ndarray[tuple[int, ...], np.dtype[np.float64]], k: int, most: int, seed: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """k-means into k groups, or into the number from 2 to `most` with the best silhouette, numbered by first member."""
-    from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
 
-    clients = len(styles)
-    distinct = len(np.unique(styles, axis=0))
+    clients, points = len(styles), torch.from_numpy(styles)
+    distinct = different(points)
     numbers = [min(k, distinct)] if k else list(range(2, min(most, clients - 1, distinct) + 1))
     if not numbers or numbers == [1]:
         return np.zeros(clients, np.int64)
-    seeds = {number: key64(seed, "styles", number) % (1 << 32) for number in numbers}
-    with one_thread_everywhere():  # more threads add in an order that changes from call to call
-        fits = {n: KMeans(n, n_init=_STARTS, random_state=seeds[n]).fit_predict(styles) for n in numbers}
+    fits = {number: k_means(points, number, key64(seed, "styles", number))[0].numpy() for number in numbers}
     best = numbers[0] if len(numbers) == 1 else max(numbers, key=lambda n: silhouette_score(styles, fits[n]))
     _, first, inverse = np.unique(fits[best], return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first)).astype(np.int64)[inverse]

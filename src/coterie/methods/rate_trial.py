@@ -36,7 +36,7 @@ class RateTrial:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedModels:
     """The models after that, [C, K, P]; one that has diverged may be anything. `seen` counts samples."""
 
     numbers: Tensor

@@ -34,7 +34,7 @@ class Controlled:
 
 
 @dataclass(frozen=True)
-class Sent:
+class ModelAndControl:
     """x and c for everyone, and the round of the client's own last reply that counted; -1: none has."""
 
     model: State
@@ -81,7 +81,7 @@ class Scaffold(ServerMethod[Controlled]):
         """Lines 2-17 of Algorithm 1."""
         ids = fed.sample(self.fraction)
         counted = torch.tensor([state.counted.get(client, -1) for client in ids])
-        replies = fed.ask(self.train, ids, each=Sent(state.model, state.control, counted), common=_COMMON)
+        replies = fed.ask(self.train, ids, each=ModelAndControl(state.model, state.control, counted), common=_COMMON)
         replies = self.usable(fed, replies, spread(state.model, len(replies.ids)))
         if replies.value is not None:
             still = spread(zeros(state.control), len(replies.ids))
@@ -99,7 +99,7 @@ class Scaffold(ServerMethod[Controlled]):
         return Controlled(model, control, {**state.counted, **dict.fromkeys(replies.ids, fed.round)}), {}
 
     @on_client("models")
-    def train(self, c: Cohort, sent: Sent) -> ControlledReply:
+    def train(self, c: Cohort, sent: ModelAndControl) -> ControlledReply:
         """On the client: corrected local training, then option II for its own variate."""
         x, control = spread(sent.model, len(c)), spread(sent.control, len(c))
         own = self._own(c, sent, {name: torch.zeros_like(tensor) for name, tensor in control.items()})
@@ -116,7 +116,7 @@ class Scaffold(ServerMethod[Controlled]):
         c.keep("proposed in", torch.full((len(c),), c.round))
         return ControlledReply(y, change)
 
-    def _own(self, c: Cohort, sent: Sent, zero: Stack) -> Stack:
+    def _own(self, c: Cohort, sent: ModelAndControl, zero: Stack) -> Stack:
         """c_i: what the client proposed last, if the server has counted it, else what it was before."""
         own, proposed = c.recall("control", zero), c.recall("proposed", zero)
         when = c.recall_tensor("proposed in", torch.full((len(c),), -1))

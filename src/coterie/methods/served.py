@@ -56,7 +56,7 @@ class Assessment:
     limits: ClassVar[Mapping[str, Limits]] = _COUNTS
     """Between what an answer lies that can be true."""
     may_be_nowhere: ClassVar[bool] = True
-    """Whether `cluster` may be -1, which is no cluster; elsewhere it is an index, and must be one."""
+    """Whether `cluster` may be -1, for none; elsewhere it is an index, and must be one."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from coterie.core.rng import rng
 from coterie.core.samples import Population, Samples
 from coterie.methods.embedding.autoencoder import Encoder
 from coterie.methods.embedding.bits import binarise, flip
-from coterie.methods.embedding.messages import Groups
+from coterie.methods.embedding.messages import EmbeddedClusters
 from coterie.methods.embedding.method import Embedding
 from coterie.methods.embedding.privacy import check_flip, epsilon_per_bit
 from coterie.report.html import write_run_report
@@ -145,7 +145,7 @@ def autoencoder_of_run(folder: Path) -> Encoder:
             f"{folder} is a run of {progress.get('method')}, which has no autoencoder; take one of embedding."
         )
     data = (latest.parent / str(progress["state"])).read_bytes()
-    return wire.decode(data, Groups, header_limit=wire.OWN_HEADER_LIMIT).autoencoder
+    return wire.decode(data, EmbeddedClusters, header_limit=wire.OWN_HEADER_LIMIT).autoencoder
 
 
 def add_to_report(folder: Path, panels: Sequence[Panel]) -> Path:

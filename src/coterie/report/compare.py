@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 from rich.console import Console
 from torch import nn
 
 from coterie.core.errors import CoterieError, NothingLearnt
 from coterie.core.samples import Population
+from coterie.core.settings import check_keywords
 from coterie.methods import Method, chosen_method
 from coterie.report.fitted import FILE_WIDTH
 from coterie.report.html import write_compare_report
 from coterie.report.results import print_compare_table
-from coterie.report.run import run
+from coterie.report.run import RunKeywords, run
 from coterie.runs.compare import check_target, compared, summary
 from coterie.runs.folder import RunFolder
 from coterie.runs.options import check_seed
@@ -60,11 +61,10 @@ def compare(
     population: Population,
     model: nn.Module | Callable[[], nn.Module],
     *,
-    rounds: int = 20,
     seeds: Sequence[int] = (0,),
     out: Path | str | None = None,
     target: float | None = None,
-    **options: Any,
+    **options: Unpack[RunKeywords],
 ) -> Comparison:
     """Run several methods, each with every seed, on the same clients; the result prints itself as a table.
 
@@ -72,6 +72,7 @@ def compare(
     them and a report, and the same call goes on with a comparison that was interrupted. The other options are those of
     `coterie.run`. A run that comes to nothing is named in `failed`, and the others go on.
     """
+    check_keywords("compare", RunKeywords, options)
     chosen = [chosen_method(method)() if isinstance(method, str) else method for method in methods]
     names = [method.name for method in chosen]
     doubled = next((name for name in names if names.count(name) > 1), None)
@@ -95,9 +96,7 @@ def compare(
                 place = home / f"{method.name}-seed{seed}"
                 begun = (place / CONFIG_FILE).is_file()
                 try:
-                    result = run(
-                        method, population, model, rounds=rounds, seed=seed, out=place, resume=begun, **options
-                    )
+                    result = run(method, population, model, seed=seed, out=place, resume=begun, **options)
                 except NothingLearnt as error:
                     failed.append({"method": method.name, "seed": seed, "why": str(error)})
                     continue
@@ -107,7 +106,7 @@ def compare(
             raise NothingLearnt(failed[0]["why"])
         rows = [summary(name, done, target) for name, done in runs.items()]
         if out is not None:
-            subject = str(options.get("scenario", "own data"))
+            subject = options.get("scenario", "own data")
             RunFolder(home).write(COMPARE_FILE, compared(subject, target, seeds, rows, failed, runs))
             write_compare_report(home)
     return Comparison(rows, results, failed, target, None if out is None else home)

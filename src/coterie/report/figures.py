@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from coterie.core.measures import Measure, measure_of, score_of
-from coterie.core.panels import Graph, Heatmap, Histogram, Lines
+from coterie.core.panels import Heatmap, Histogram, Lines, NodeGraph
 from coterie.report.formatting import method_title
 from coterie.runs.folder import RunFolder
 
@@ -182,7 +182,7 @@ def histogram(panel: Histogram) -> Figure:
     return figure
 
 
-def graph(panel: Graph) -> Figure:
+def graph(panel: NodeGraph) -> Figure:
     """Nodes where springs of the edges' strength put them; heavier edges are drawn stronger."""
     import networkx  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""What one sees while a run is at work: a live table in a terminal, plain lines everywhere else."""
+"""What is shown while a run is going on: a live table in a terminal, plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LiveView(TerminalView, SilentView):
         self.result: Result | None = None
 
     def progress(self, what: str, done: int, asked: int) -> None:
-        """Show how many clients are done in the round that is at work."""
+        """Show how many clients are done in the present round."""
         self._within = f"{what} {done} of {asked} clients"
 
     def update(self, row: Row) -> None:

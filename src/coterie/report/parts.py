@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from coterie.core.measures import client_scores, measure_of
-from coterie.core.panels import Graph, Heatmap, Histogram, ImageGrid, Lines, Panel, Table
+from coterie.core.panels import Heatmap, Histogram, ImageGrid, Lines, NodeGraph, Panel, Table
 from coterie.runs.folder import RunFolder
 
 from . import figures
@@ -106,7 +106,7 @@ def panel_cards(page: Page, panels: Sequence[Panel]) -> list[str]:
             cards.append(page.chart(panel.title, figures.heatmap(panel), panel.note))
         elif isinstance(panel, Histogram):
             cards.append(page.chart(panel.title, figures.histogram(panel)))
-        elif isinstance(panel, Graph):
+        elif isinstance(panel, NodeGraph):
             cards.append(page.chart(panel.title, figures.graph(panel)))
         elif isinstance(panel, ImageGrid):
             cards.append(card(panel.title, _pictures(panel)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from coterie.core.losses import LossChoice, LossFn
 from coterie.core.metrics import Metric, MetricFn
 from coterie.core.quorum import LateRule
 from coterie.core.samples import Population
+from coterie.core.settings import check_keywords
 from coterie.core.targets import TaskName
 from coterie.methods import Method
 from coterie.methods.base import RoundMethod
@@ -25,29 +28,35 @@ from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions
 
 
+class RunKeywords(TypedDict, total=False):
+    """What `coterie.run` and `coterie.compare` both take by name; the defaults are `RunOptions`' and `simulate`'s."""
+
+    rounds: int
+    task: TaskName
+    loss: LossChoice | LossFn
+    metric: str | Metric | MetricFn
+    dtype: torch.dtype
+    evaluate_every: int
+    evaluate_clients: int
+    checkpoint_seconds: float
+    quorum: float
+    late: LateRule
+    faults: Faults | None
+    engine: EngineOptions | None
+    view: View | None
+    scenario: str
+    config: str | None
+
+
 def run(
     method: Method | RoundMethod[Any] | str,
     population: Population,
     model: nn.Module | Callable[[], nn.Module],
     *,
-    rounds: int = 20,
     seed: int = 0,
     out: Path | str | None = None,
-    task: TaskName = "auto",
-    loss: LossChoice | LossFn = "auto",
-    metric: str | Metric | MetricFn = "auto",
-    dtype: torch.dtype = torch.float32,
-    faults: Faults | None = None,
-    engine: EngineOptions | None = None,
-    view: View | None = None,
-    scenario: str = "own data",
-    config: str | None = None,
-    evaluate_every: int = 1,
-    evaluate_clients: int = 1000,
-    checkpoint_seconds: float = 10.0,
-    quorum: float = 1.0,
-    late: LateRule = "drop",
     resume: bool = False,
+    **options: Unpack[RunKeywords],
 ) -> Result:
     """Run a method on a population in the simulator.
 
@@ -57,31 +66,34 @@ def run(
     `metric` is what the run is judged by: a name such as "f1", a function (prediction, target) that returns a number of
     which more is better, or `coterie.Metric(name, function, lower_is_better=True)`.
     A round is closed when the share `quorum` of its clients has answered; later replies are dropped, or used (`late`).
+    Clients are evaluated after every `evaluate_every` rounds (of more than `evaluate_clients`, a sample of these).
     With `out`, everything is written to that folder; `resume=True` goes on from its last checkpoint and ends in the
     same state as a run that was never interrupted: bit for bit on the same kind of CPU with the same torch.
     """
-    return simulate(
-        method,
-        population,
-        model,
-        RunOptions(
-            rounds=rounds,
-            seed=seed,
-            dtype=str(dtype).removeprefix("torch."),
-            evaluate_every=evaluate_every,
-            evaluate_clients=evaluate_clients,
-            checkpoint_seconds=checkpoint_seconds,
-            task=task,
-            quorum=quorum,
-            late=late,
-        ),
-        out=None if out is None else Path(out),
-        loss=loss,
-        metric=metric,
-        faults=faults,
-        engine=engine,
-        view=Views(view, ReportWriter()),
-        scenario=scenario,
-        config=config,
-        resume=resume,
-    )
+    check_keywords("run", RunKeywords, options)
+    how: dict[str, Any] = {**options}
+    if "dtype" in how:
+        how["dtype"] = str(how["dtype"]).removeprefix("torch.")
+    chosen = RunOptions(seed=seed, **{name: how.pop(name) for name in _OPTIONS if name in how})
+    how["view"] = Views(how.get("view"), ReportWriter())
+    return simulate(method, population, model, chosen, out=None if out is None else Path(out), resume=resume, **how)
+
+
+_OPTIONS = {each.name for each in fields(RunOptions)} - {"loss", "metric"}
+"""`simulate` takes these two itself: from Python they may be functions, which a configuration cannot hold."""
+
+
+def _spelled_out() -> inspect.Signature:
+    """The signature of `run` with every keyword and its default, for `help` and for notebooks."""
+    own = inspect.signature(run)
+    passed_on = inspect.signature(simulate).parameters
+    defaults = {name: each.default for name, each in passed_on.items()}
+    defaults |= {each.name: each.default for each in fields(RunOptions)} | {"dtype": torch.float32}
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in RunKeywords.__annotations__.items()
+    ]
+    return own.replace(parameters=[*list(own.parameters.values())[:-1], *named])
+
+
+run.__signature__ = _spelled_out()  # type: ignore[attr-defined]

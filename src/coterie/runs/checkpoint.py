@@ -62,7 +62,7 @@ class Progress:
     """A digest of what the logs held then: a run that goes on keeps it."""
 
 
-class _Folder(Protocol):
+class _CheckpointFolder(Protocol):
     """What a checkpoint needs of the folder that it is in."""
 
     path: Path
@@ -85,7 +85,7 @@ class _Folder(Protocol):
 class Checkpoint:
     """Saves a run so that it can be resumed, and reads what was saved."""
 
-    def __init__(self, folder: _Folder) -> None:
+    def __init__(self, folder: _CheckpointFolder) -> None:
         self._folder = folder
         self._index = MemoryIndex(folder)
         self._state, self._swept = "", False

@@ -59,7 +59,7 @@ def common_classes(said: Classes, hellos: Hellos) -> tuple[tuple[str, ...], int]
 
 
 def brought_alone(hellos: Hellos) -> dict[ClientId, str]:
-    """Clients who have labels that nobody else has, where most agree: what is to be said of each.
+    """Clients who have labels that no other has, where most agree: what is to be said of each.
 
     Where half of the clients or more have something of their own, labels are only skewed. Where half of them have many
     more than the other half, all of these have brought them.

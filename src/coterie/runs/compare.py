@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from coterie.core.errors import CoterieError, NothingLearnt
 from coterie.core.measures import MEASURES, Measure, measure_of, score_of
 from coterie.runs.config import RunConfig
-from coterie.runs.experiment import check, config_of, defaults_of, execute, population_of, rated, resume
+from coterie.runs.experiment import check, config_of, defaults_of, execute, population_of, rated_config, resume
 from coterie.runs.folder import RunFolder
 from coterie.runs.records import COMPARE_FILE, CONFIG_FILE, RESULT_FILE, read_metrics
 from coterie.runs.standing import known
@@ -123,7 +123,7 @@ def _home(out: Path, config: RunConfig, seed: int) -> Path:
 
 
 def _rated(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path, view: ComparisonView) -> Sequence[RunConfig]:
-    """The configurations with one learning rate for each kind of optimiser, where they have none (see `rated`).
+    """The configurations with one learning rate for each kind of optimiser, where they have none (see `rated_config`).
 
     It is found once, with the first seed, or kept from the runs that the folder holds already.
     """
@@ -137,7 +137,8 @@ def _rated(configs: Sequence[RunConfig], seeds: Sequence[int], out: Path, view: 
     for config in without:
         if _optimiser(config)[0] not in rates:
             population = population_of(config.scenario, seeds[0], config.task)
-            rates[_optimiser(config)[0]] = rated(replace(config, seed=seeds[0]), population, view.note).settings["lr"]
+            found = rated_config(replace(config, seed=seeds[0]), population, view.note)
+            rates[_optimiser(config)[0]] = found.settings["lr"]
     return [
         replace(config, settings={**config.settings, "lr": rates[_optimiser(config)[0]]})
         if config in without

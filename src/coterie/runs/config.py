@@ -7,10 +7,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_type_hints
 
 from coterie.core.errors import UNREADABLE, CoterieError, unknown
-from coterie.core.quorum import LateRule
 from coterie.core.settings import (
     changed_fields,
     coerce,
@@ -18,13 +17,12 @@ from coterie.core.settings import (
     quoted,
     to_toml,
 )
-from coterie.core.targets import TaskName
 from coterie.core.terminal import brief, shown
 from coterie.data.drift import DriftTo
 from coterie.data.labels import said_classes
 from coterie.data.scaling import NormaliseName
-from coterie.data.scenarios import ShiftKind
 from coterie.data.schema import Classes, Layout, Missing, TestsName
+from coterie.data.shift import ShiftKind
 from coterie.methods import Method, chosen_method
 from coterie.methods.base import ServerMethod
 from coterie.runs.folder import IN_PYTHON
@@ -218,8 +216,9 @@ def _check_places(tables: Mapping[str, Any]) -> None:
                 raise CoterieError(f"There is no setting of {owner} {key!r}; it is {said}.")
 
 
+_FIRST = ("method", "rounds", "seed", "model")
+"""What config.toml says first; the other options follow as they are declared."""
+_HINTS = get_type_hints(RunConfig)
 _PLAIN: dict[str, Any] = {
-    "method": str, "rounds": int, "seed": int, "model": str, "dtype": Literal["float32", "float64"],
-    "evaluate_every": int, "evaluate_clients": int, "checkpoint_seconds": float,
-    "track": tuple[str, ...], "task": TaskName, "loss": str, "metric": str, "quorum": float, "late": LateRule,
-}  # fmt: skip
+    name: _HINTS[name] for name in dict.fromkeys([*_FIRST, *_HINTS]) if name not in ("settings", *_TABLES)
+}

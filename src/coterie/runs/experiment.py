@@ -22,7 +22,7 @@ from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
 from coterie.runs.config import RunConfig, ScenarioConfig, from_tables, read_tables
 from coterie.runs.folder import RunFolder, RunKind, check_kind, finished, holds_comparison
-from coterie.runs.rates import found_rate
+from coterie.runs.rates import tested_rate
 from coterie.runs.records import CONFIG_FILE, RESULT_FILE, read_metrics
 from coterie.runs.result import Result
 from coterie.runs.simulate import simulate
@@ -158,7 +158,7 @@ def execute(config: RunConfig, out: Path | None, *, view: View | None = None, re
         build(config.scenario.name, seed=config.seed)  # refuses the name
     population = population_of(config.scenario, config.seed, config.task)
     if not resume:  # what a folder holds has the rate that it began with
-        config = rated(config, population, views.note)
+        config = rated_config(config, population, views.note)
     return simulate(
         config.build_method(defaults_of(config)),
         population,
@@ -186,15 +186,14 @@ def _task(config: RunConfig, population: Population) -> Task:
     )
 
 
-def rated(config: RunConfig, population: Population, note: Callable[[str], None]) -> RunConfig:
+def rated_config(config: RunConfig, population: Population, note: Callable[[str], None]) -> RunConfig:
     """The configuration with a learning rate: one found by a test, unless the user or the scenario has one for it."""
     method = config.build_method(defaults_of(config))
     if method.has_rate:
         return config
     task = dataclasses.replace(_task(config, population), use_kernel=config.engine.kernel)
-    found = found_rate(task, population, method.opt, config.seed)
-    note(found.said)
-    return dataclasses.replace(config, settings={**config.settings, "lr": found.rate})
+    rate = tested_rate(task, population, method.opt, config.seed, note)
+    return dataclasses.replace(config, settings={**config.settings, "lr": rate})
 
 
 def check(configs: Sequence[RunConfig]) -> None:

@@ -19,6 +19,7 @@ _REMEDIES = {
     "dropped": "find out why these clients do not answer, or take a smaller faults.dropout where it is simulated",
     "late": "give clients more time (--timeout, a larger quorum, or faults.deadline where it is simulated)",
     "refused": "see the report for the reason of each",
+    "withheld": "choose a method that does not ask for it, or let their owners allow it (--refuse, --most-questions)",
 }
 _OTHERWISE = "find out whether these clients are running"
 _FACTOR = 2.0

@@ -17,7 +17,7 @@ from coterie.core.notes import Note
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import check_name
 from coterie.deploy.ports import check_free
-from coterie.deploy.zenoh.peer import Pace, PeerState
+from coterie.deploy.zenoh.peer import PeerPace, PeerState
 from coterie.methods import chosen_method
 from coterie.methods.p2p.base import PeerMethod
 from coterie.methods.p2p.communities import communities
@@ -54,7 +54,7 @@ def run_local(
     if not 2 <= number <= len(known):
         raise CoterieError(f"--local {number}: give at least 2, and no more than the scenario's {len(known)} clients.")
     peer_method(config)
-    PeerOptions(number, pace=Pace(not free, seconds))
+    PeerOptions(number, pace=PeerPace(not free, seconds))
     for index in range(number):
         check_free("127.0.0.1", port + index, "--port")
     names = [check_name(name, "The client") for name in known[:number]]

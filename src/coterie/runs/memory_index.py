@@ -15,7 +15,7 @@ FOLDER = "checkpoint/memory"
 _SPARE = 1000  # lines that may be out of date before the list is written again
 
 
-class _Folder(Protocol):
+class _IndexFolder(Protocol):
     """What the list needs of the folder that it is in."""
 
     path: Path
@@ -34,7 +34,7 @@ class MemoryIndex:
     writes is, on average, in proportion to the clients whose memory has changed.
     """
 
-    def __init__(self, folder: _Folder) -> None:
+    def __init__(self, folder: _IndexFolder) -> None:
         self._folder = folder
         self._names: dict[ClientId, str] = {}
         self.file, self.size = "", 0

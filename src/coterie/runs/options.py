@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,8 @@ from coterie.core.quorum import LateRule, Quorum
 from coterie.core.targets import TASKS, TaskName
 from coterie.methods.p2p.base import PeerMethod
 
-_UNSAID: dict[str, Any] = {"task": "auto", "loss": "auto", "metric": "auto", "quorum": 1.0, "late": "drop"}
+_UNSAID = ("task", "loss", "metric", "quorum", "late")
+"""Options that config.toml leaves out as long as they are at their defaults: older runs do not know them."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class RunOptions:
 
     rounds: int = 20
     seed: int = 0
-    dtype: str = "float32"
+    dtype: Literal["float32", "float64"] = "float32"
     evaluate_every: int = 1
     """Every so many rounds, and after the last."""
     evaluate_clients: int = 1000
@@ -57,14 +58,19 @@ class RunOptions:
     @property
     def plain(self) -> dict[str, Any]:
         """The options as config.toml has them; what a run need not say is left out as long as it is not set."""
-        every = {f.name: getattr(self, f.name) for f in fields(RunOptions)}
-        return {name: value for name, value in every.items() if name not in _UNSAID or value != _UNSAID[name]}
+        every = {f.name: (getattr(self, f.name), f.default) for f in fields(RunOptions)}
+        return {name: value for name, (value, usual) in every.items() if name not in _UNSAID or value != usual}
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The type of the model's numbers."""
-        kind: torch.dtype = getattr(torch, self.dtype)
-        return kind
+        return dtype_named(self.dtype)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The type that config.toml names."""
+    kind: torch.dtype = getattr(torch, name)
+    return kind
 
 
 def check_quorum(method: object, options: RunOptions) -> None:

@@ -25,14 +25,14 @@ from coterie.deploy.protocol import RunSpec, to_text
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.deploy.zenoh.federation import PeerFederation
-from coterie.deploy.zenoh.peer import Deployed, Pace
+from coterie.deploy.zenoh.peer import Deployed, PeerPace
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.classes import check_said
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import client_data
 from coterie.runs.folder import RunFolder, RunKind
 from coterie.runs.loop import RoundLoop
-from coterie.runs.rates import found_rate
+from coterie.runs.rates import tested_rate
 from coterie.runs.records import CONFIG_FILE, RESULT_FILE
 from coterie.runs.result import Result
 from coterie.runs.spec import (
@@ -62,7 +62,7 @@ class PeerOptions:
 
     peers: int = 2
     patience: float = 300.0
-    pace: Pace = field(default_factory=Pace)
+    pace: PeerPace = field(default_factory=PeerPace)
     limit: int = 1 << 29
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ def run_peer(
     ):
         connection.enter()
         watcher.note(f"{name} listens at {address.listen}; waiting for {options.peers} peers")
-        fitting = _Fitting(config, connection, device.hello, watcher.note)
+        fitting = _FittingPeers(config, connection, device.hello, watcher.note)
         everyone = connection.wait_for(options.peers, options.patience, fitting, fitting.others)
         noticed = fitting.notices()
         spec = _run_spec(config, connection, everyone, device.hello, watcher.note)
@@ -136,9 +136,7 @@ def _rated(
     kept = folder.path / _RATE
     if not kept.is_file():
         own = OwnPopulation({name: data.client(name)}, task.shape, task.classes, task.normalise)
-        found = found_rate(task, own, method.opt, config.seed)
-        note(found.said)
-        folder.write(_RATE, f"{found.rate}\n".encode())
+        folder.write(_RATE, f"{tested_rate(task, own, method.opt, config.seed, note)}\n".encode())
     try:
         return replace(method, lr=float(kept.read_text()))
     except ValueError as error:
@@ -190,7 +188,7 @@ def _run_spec(
     return replace(agree(config, hellos), run=network_of(config))
 
 
-class _Fitting:
+class _FittingPeers:
     """Those of the peers that are there whose data fit together: only they are counted, by every one of them."""
 
     def __init__(self, config: RunConfig, connection: PeerConnection, own: Hello, note: Note) -> None:
@@ -229,7 +227,7 @@ class _Fitting:
         return left_out("not counted", self._odd, self._unclear)
 
     def notices(self) -> list[str]:
-        """What the report should say of how the run began: who was left out, who has labels that nobody else has."""
+        """What the report should say of how the run began: who was left out, who alone has some labels."""
         said = [f"{name} is not counted: {why}" for name, why in sorted(self._odd.items())]
         if not self._running:
             there = {**self._hellos, self._connection.name: self._own}
@@ -244,7 +242,7 @@ class _Fitting:
 def _most_told(said: list[RunSpec], own: Hello) -> RunSpec | None:
     """What most of the others say that the run is about, of those whose word fits our own data.
 
-    Only where nobody's word fits our data is it they that are wrong: one peer that lies locks nobody out.
+    If none of them fits our data, all are counted: one peer that lies keeps no other out.
     """
     if not said:
         return None
@@ -276,7 +274,7 @@ def _common(spec: RunSpec) -> tuple[object, ...]:
     return tuple(getattr(spec, name) for name in _COMMON)
 
 
-def _linger(connection: PeerConnection, rounds: int, pace: Pace) -> None:
+def _linger(connection: PeerConnection, rounds: int, pace: PeerPace) -> None:
     """Stay to answer peers that have not finished, as long as they make progress."""
     connection.announce(rounds)
     last, moved = dict[ClientId, int](), time.monotonic()

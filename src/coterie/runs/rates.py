@@ -1,4 +1,9 @@
-"""A learning rate for data or an optimiser that have none: a short test on a few clients before the run.
+"""The learning rate of a run: the user's, the scenario's, or one that a short test on a few clients finds before it.
+
+Who asks for one: `simulate` and `advise` for a method (`rated`), `experiment.rated_config` for a configuration,
+`compare` once for all methods with the same optimiser, `serve` with clients on other machines (`found_with`), and every
+real peer by itself (`peer`). They differ in where the rate is kept. What clients do in the test is in
+`methods.rate_trial`.
 
 The test is ours. It trains a few clients as FedAvg does, for two short rounds at each of eleven rates, and looks at the
 loss of the averaged model on their training samples. The rate is the smallest whose loss is nearly the best: a smaller
@@ -14,18 +19,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation
+from coterie.core.notes import Note
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId, Population
 from coterie.core.states import flat, mean, stack
 from coterie.core.task import Task
 from coterie.core.threads import one_thread_everywhere
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.local_training import LocalTraining
 from coterie.methods.rate_trial import (
     AloneTrial,
     ModelRows,
@@ -37,6 +45,7 @@ from coterie.methods.rate_trial import (
     trial_steps,
 )
 
+L = TypeVar("L", bound=LocalTraining)
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001, 0.00003, 0.00001)
 _ROUNDS = 2
 _LARGEST = 1 << 26  # bytes of models in a message
@@ -50,6 +59,39 @@ more for the client that gains least, if the mean is not less by `_FURTHER`.
 Where the rate is too high it is 0.15 to 0.6, and 0.4 to 1 for the one; elsewhere both are below 0
 (docs/results/auto.md).
 """
+
+
+def rated(method: L, population: Population, test: Callable[[], float]) -> L:
+    """The method with a rate: its own, the scenario's, or, where neither is for its optimiser, that of the test."""
+    method = with_scenario_rate(method, population)
+    return replace(method, lr=test()) if needs_rate(method, population) else method
+
+
+def tested_rate(task: Task, population: Population, opt: Optimiser, seed: int, note: Note) -> float:
+    """The rate that the test finds, and a line for the user that says so."""
+    found = found_rate(task, population, opt, seed)
+    note(found.said)
+    return found.rate
+
+
+def with_scenario_rate(method: L, population: Population) -> L:
+    """The method with a named scenario's learning rate, where it has none and the optimiser is the scenario's."""
+    training: Mapping[str, Any] = getattr(population, "training", {})
+    rate = {**training, **method.scenario_training.get(getattr(population, "scenario", ""), {})}.get("lr")
+    if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:
+        return method
+    return replace(method, lr=rate)
+
+
+def needs_rate(method: LocalTraining, population: Population) -> bool:
+    """Whether a rate must be found by a test: it is auto, or neither the user nor the scenario has one for it."""
+    known = is_own(population) or bool(getattr(population, "training", {}))
+    return method.lr == "auto" or (not method.has_rate and known)
+
+
+def is_own(population: Population) -> bool:
+    """Whether the data are the user's own, made by one of the `from_...` functions."""
+    return getattr(population, "schema", None) is not None
 
 
 @dataclass(frozen=True)
@@ -124,7 +166,7 @@ def found_with(fed: Federation, method: FedAvg) -> FoundRate:
 
 
 def _told(fed: Federation, method: FedAvg, clients: Sequence[ClientId], models: Tensor) -> list[float]:
-    """The mean loss of every model, infinite where nobody says it."""
+    """The mean loss of every model, infinite where no client tells it."""
     value = fed.ask(method.tell_trial_losses, clients, same=ModelRows(models)).value
     return [math.inf] * len(models) if value is None else [float(loss) for loss in value.losses.mean(0)]
 

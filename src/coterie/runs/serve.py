@@ -162,7 +162,7 @@ def conduct(
     if file.is_file():
         spec, known, inputs = _read(file)
     else:
-        fitting = _Fitting(config, transport, watcher)
+        fitting = _FittingClients(config, transport, watcher)
         first = gathered(
             transport, options.clients, options.patience, folder.go_on, fitting, watcher.note, fitting.others
         )
@@ -253,7 +253,7 @@ def _read(file: Path) -> tuple[RunSpec, list[ClientId], str]:
         raise CoterieError(f"{file} cannot be read ({error}); restore it, or begin with another --out.") from error
 
 
-class _Fitting:
+class _FittingClients:
     """Those of the first clients whose data fit together; the others are told why they do not, each once."""
 
     def __init__(self, config: RunConfig, transport: Transport, view: View) -> None:
@@ -298,7 +298,7 @@ class _Fitting:
         return left_out("not admitted", self._odd, self._unclear)
 
     def notices(self, first: Hellos) -> list[str]:
-        """What the run's report should say of how it began: who was left out, who has classes that nobody else has."""
+        """What the run's report should say of how it began: who was left out, who alone has some classes."""
         said = [f"{client} is not admitted: {why}" for client, why in sorted(self._odd.items())]
         for client, what in alone(self._config, first).items():
             said.append(f"{client} {what}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -26,13 +26,11 @@ from coterie.methods.p2p.simulation import in_simulator
 from coterie.runs.folder import IN_PYTHON, RunFolder
 from coterie.runs.loop import RoundLoop
 from coterie.runs.options import RunOptions, check_quorum
-from coterie.runs.rates import found_rate
+from coterie.runs.rates import is_own, rated, tested_rate
 from coterie.runs.result import Result
 from coterie.runs.view import View, Views
 from coterie.simulation.faults import Faults
 from coterie.simulation.simulator import EngineOptions, Simulator
-
-L = TypeVar("L", bound=LocalTraining)
 
 
 def simulate(
@@ -74,9 +72,8 @@ def simulate(
     check_quorum(method, options)
     if isinstance(method, LocalTraining):
         method.check_classes(task)
-        method = with_scenario_rate(method, population)
-        if needs_rate(method, population):
-            method = dataclasses.replace(method, lr=_tested_rate(method, task, population, options.seed, out, views))
+        opt, seed = method.opt, options.seed
+        method = rated(method, population, lambda: _kept(out) or tested_rate(task, population, opt, seed, views.note))
     method = in_simulator(method)
     fed = Simulator(
         method,
@@ -98,37 +95,11 @@ def simulate(
     return RoundLoop(method, fed, options, folder, view=views, scenario=scenario).run(resume)
 
 
-def with_scenario_rate(method: L, population: Population) -> L:
-    """The method with a named scenario's learning rate, where it has none and the optimiser is the scenario's."""
-    training: Mapping[str, Any] = getattr(population, "training", {})
-    rate = {**training, **method.scenario_training.get(getattr(population, "scenario", ""), {})}.get("lr")
-    if method.lr is not None or rate is None or training.get("optimiser", "sgd") != method.optimiser:
-        return method
-    return dataclasses.replace(method, lr=rate)
-
-
-def needs_rate(method: LocalTraining, population: Population) -> bool:
-    """Whether a rate must be found by a test: it is auto, or neither the user nor the scenario has one for it."""
-    known = is_own(population) or bool(getattr(population, "training", {}))
-    return method.lr == "auto" or (not method.has_rate and known)
-
-
-def is_own(population: Population) -> bool:
-    """Whether the data are the user's own, made by one of the `from_...` functions."""
-    return getattr(population, "schema", None) is not None
-
-
-def _tested_rate(
-    method: LocalTraining, task: Task, population: Population, seed: int, out: Path | None, views: View
-) -> float:
-    """The rate that the folder of a run to go on with has kept, or one that a test finds now."""
+def _kept(out: Path | None) -> float | None:
+    """The rate that the folder of a run to go on with has kept."""
     kept = RunFolder(out).config if out is not None and out.is_dir() else ""
     rate = tomllib.loads(kept).get("settings", {}).get("lr") if kept else None
-    if isinstance(rate, float):
-        return rate
-    found = found_rate(task, population, method.opt, seed)
-    views.note(found.said)
-    return found.rate
+    return rate if isinstance(rate, float) else None
 
 
 def _described(method: LocalTraining, options: RunOptions, faults: Faults, engine: EngineOptions) -> str:

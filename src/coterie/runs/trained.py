@@ -33,7 +33,7 @@ from coterie.models.named import builder_named
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import defaults_of
 from coterie.runs.folder import RunFolder, RunKind, holds_comparison
-from coterie.runs.options import RunOptions
+from coterie.runs.options import dtype_named
 from coterie.runs.records import CONFIG_FILE, Row
 from coterie.runs.result import Result
 from coterie.runs.saved import ReadyModel, filled, load_model
@@ -242,7 +242,7 @@ class TrainedRun:
 
     @property
     def _dtype(self) -> torch.dtype:
-        return RunOptions(dtype=str(self._tables.get("dtype", "float32"))).torch_dtype
+        return dtype_named(str(self._tables.get("dtype", "float32")))
 
     @cached_property
     def _method(self) -> RoundMethod[Any]:

@@ -22,7 +22,7 @@ from coterie.core.targets import TargetScale, TaskKind
 Attack = Literal["negate", "norm", "size", "minus", "near", "claim", "hidden", "told"]
 _TIMES = 5.0
 _JUST_BELOW = 0.99
-_LARGEST_ENTRY = 1e10  # what `federation.check_reply` lets pass in an entry that belongs to no model of the task
+_LARGEST_ENTRY = 1e10  # what `checks.check_reply` lets pass in an entry that belongs to no model of the task
 _CLAIMED = 1e9
 _DEVIATIONS = 1.5
 _STEPS = 3.0

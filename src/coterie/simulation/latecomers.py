@@ -36,7 +36,7 @@ class _Away:
     skeleton: Any = None
 
 
-class Latecomers:
+class SimulatedLatecomers:
     """Those whose replies are on their way."""
 
     def __init__(self, faults: Faults, quorum: Quorum, seed: int) -> None:

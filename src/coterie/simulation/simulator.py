@@ -35,7 +35,7 @@ from coterie.simulation.crew import Crew
 from coterie.simulation.engine_options import EngineOptions as EngineOptions
 from coterie.simulation.faults import Faults
 from coterie.simulation.gathering import Gathered
-from coterie.simulation.latecomers import Latecomers, without
+from coterie.simulation.latecomers import SimulatedLatecomers, without
 from coterie.simulation.malloc import keep_freed_blocks
 
 R = TypeVar("R")
@@ -78,7 +78,7 @@ class Simulator(Engine):
         self._crew = Crew(self._setting, self._options, note)
         keep_freed_blocks()
         self._on_trial = self._settled = False
-        self._late = Latecomers(self._faults, quorum or Quorum(), seed)
+        self._late = SimulatedLatecomers(self._faults, quorum or Quorum(), seed)
         self._attack = Attackers(self.attackers, self._faults.attack, task.template)
 
     @property

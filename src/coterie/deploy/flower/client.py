@@ -53,7 +53,7 @@ from coterie.deploy.flower.compat import (
 )
 from coterie.deploy.flower.content import GOODBYE, TOLD, answer, refusal
 from coterie.deploy.flower.outbox import Outbox, Stubborn
-from coterie.deploy.flower.pieces import Tally, ids_of, put_together
+from coterie.deploy.flower.pieces import LimitedPull, ids_of, put_together
 from coterie.deploy.flower.refusals import STILL_THERE, never_reached, turned_away
 from coterie.deploy.gateway import Member
 
@@ -152,7 +152,7 @@ class Session:
         try:
             contents = pull_objects(
                 ids_of(tree),
-                Tally(pull, limit),
+                LimitedPull(pull, limit),
                 max_time=_MESSAGE_SECONDS,
                 initial_backoff=_PIECE_SECONDS,
                 backoff_cap=_LONGEST_PIECE_SECONDS,
@@ -317,5 +317,5 @@ def _answer_next(member: Member, session: Session, limit: int, note: Note) -> st
     except (httpx.HTTPStatusError, ObjectPushError) as error:
         unsure = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _UNSURE
         if unsure or not kind.endswith(f".{TOLD}"):
-            raise  # who has told something does not wait for the answer, and may have let go of it
+            raise  # the server does not wait for the answer to what it has told, and may have forgotten it
     return kind

@@ -11,12 +11,13 @@ from coterie.core import wire
 from coterie.core.errors import CoterieError
 from coterie.core.notes import Note, silent
 from coterie.deploy.boundary import blamed
+from coterie.deploy.consent import Withheld
 from coterie.deploy.gateway import Member
 from coterie.deploy.protocol import HELLO
 
 GOODBYE, TOLD = "goodbye", "told"
 LONGEST_TOLD = 1000
-REFUSED = 400  # our own error code: Flower's are below 100
+REFUSED, WITHHELD = 400, 403  # our own error codes: Flower's are below 100
 _RECORD, _TEXT, _BYTES = "coterie", "text", "bytes"
 _SHORT = 1 << 19
 
@@ -52,7 +53,7 @@ def answer(member: Member, message: Message, limit: int = wire.DEFAULT_LIMIT, no
         with blamed("This message cannot be answered"):
             return Message(_answered(member, message, limit, note), reply_to=message)
     except CoterieError as error:
-        return refusal(message, str(error))
+        return refusal(message, str(error), WITHHELD if isinstance(error, Withheld) else REFUSED)
 
 
 def _answered(member: Member, message: Message, limit: int, note: Note) -> RecordDict:
@@ -66,6 +67,6 @@ def _answered(member: Member, message: Message, limit: int, note: Note) -> Recor
     return content_of(*member.answer(text, payload, limit))
 
 
-def refusal(message: Message, reason: str) -> Message:
+def refusal(message: Message, reason: str, code: int = REFUSED) -> Message:
     """The reply that says why there is none."""
-    return Message(Error(code=REFUSED, reason=reason), reply_to=message)
+    return Message(Error(code=code, reason=reason), reply_to=message)

@@ -26,7 +26,7 @@ from coterie.core.terminal import shortly
 from coterie.deploy.boundary import blamed, checked
 from coterie.deploy.bundle import unbundled
 from coterie.deploy.flower.content import LONGEST_TOLD, REFUSED, TOLD, content_of, opened
-from coterie.deploy.flower.inbox import Inbox
+from coterie.deploy.flower.inbox import ReplyInbox
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import HELLO
 
@@ -53,7 +53,7 @@ class Place:
 class Directory:
     """The clients that are there, and the only one who greets them and tells them something."""
 
-    def __init__(self, grid: Grid, inbox: Inbox, names: Names | None, note: Note) -> None:
+    def __init__(self, grid: Grid, inbox: ReplyInbox, names: Names | None, note: Note) -> None:
         self._grid, self._inbox, self._names, self._note = grid, inbox, names, note
         self.clients: dict[ClientId, Place] = {}
         self.quiet: set[int] = set()

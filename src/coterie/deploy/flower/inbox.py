@@ -20,7 +20,7 @@ from coterie.deploy.flower.compat import (
     PullAppMessagesRequest,
     make_pull_object_fn_protobuf,
 )
-from coterie.deploy.flower.pieces import Pull, Tally, TooLong, ids_of, put_together
+from coterie.deploy.flower.pieces import LimitedPull, Pull, TooLong, ids_of, put_together
 
 _MOST_UNWANTED = 10_000
 
@@ -30,7 +30,7 @@ class _Incoming:
 
     def __init__(self, tree: ObjectTree, pull: Pull, limit: int) -> None:
         self.id, self._missing, self._limit = tree.object_id, ids_of(tree), limit
-        self._pull, self._contents = Tally(pull, limit), dict[str, bytes]()
+        self._pull, self._contents = LimitedPull(pull, limit), dict[str, bytes]()
 
     def fetched(self) -> Message | None:
         """The whole message, or None as long as a piece is still to come."""
@@ -41,7 +41,7 @@ class _Incoming:
         return None if self._missing else put_together(self.id, self._contents, self._limit)
 
 
-class Inbox:
+class ReplyInbox:
     """Replies to the server's messages, without waiting for any: Flower's own way waits a second and more for each."""
 
     def __init__(self, grid: Grid, limit: int) -> None:

@@ -63,7 +63,7 @@ class Uploads:
         """What is wrong with the head of a message, if anything: a client only answers."""
         heads = PushMessagesRequest.FromString(body).messages_list
         answers = len(heads) == 1 and heads[0].metadata.reply_to_message_id
-        return "" if answers else "a message that is no reply"
+        return "" if answers else "a message that is not a reply"
 
     def begin(self, body: bytes, answer: bytes) -> None:
         """The SuperLink has taken the head of a message and said what to send, and under which name."""

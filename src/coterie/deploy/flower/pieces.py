@@ -36,7 +36,7 @@ class TooLong(wire.WireError):
         super().__init__(f"its message is longer than the {limit} bytes that are allowed here")
 
 
-class Tally:
+class LimitedPull:
     """Passes pieces on, and refuses the rest of a message as soon as they are too many."""
 
     def __init__(self, pull: Pull, limit: int) -> None:

@@ -20,9 +20,9 @@ from coterie.core.samples import ClientId
 from coterie.deploy.boundary import blamed
 from coterie.deploy.bundle import Letter, bundled, unbundled
 from coterie.deploy.flower.compat import ErrorCode
-from coterie.deploy.flower.content import GOODBYE, LONGEST_TOLD, content_of, opened
+from coterie.deploy.flower.content import GOODBYE, LONGEST_TOLD, WITHHELD, content_of, opened
 from coterie.deploy.flower.directory import HELLO_SECONDS, POLL_SECONDS, Directory, Names
-from coterie.deploy.flower.inbox import Inbox
+from coterie.deploy.flower.inbox import ReplyInbox
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import Order, Returned, to_text
 
@@ -63,7 +63,7 @@ class FlowerTransport:
     ) -> None:
         self._grid, self._seconds, self._alive, self._limit = grid, seconds, alive, limit
         self._away: dict[str, float] = {}
-        self._inbox = Inbox(grid, limit)
+        self._inbox = ReplyInbox(grid, limit)
         self._directory = Directory(grid, self._inbox, names, note)
         self._overdue: dict[str, _Post] = {}
 
@@ -233,7 +233,7 @@ def _opened(message: Message) -> Returned | Failure:
         return Failure("lost", "it gives no sign of life any more")
     if message.has_error():
         reason = message.error.reason or f"Flower's error {message.error.code}"
-        return Failure("crashed", reason[:LONGEST_TOLD])
+        return Failure("withheld" if message.error.code == WITHHELD else "crashed", reason[:LONGEST_TOLD])
     try:
         with blamed("its reply cannot be read"):
             return Returned.of(*opened(message.content))
@@ -243,5 +243,5 @@ def _opened(message: Message) -> Returned | Failure:
 
 def _returned(letter: Letter) -> Returned | Failure:
     if letter.payload is None:
-        return Failure("crashed", letter.text or "no reason given")
+        return Failure("withheld" if letter.withheld else "crashed", letter.text or "no reason given")
     return Returned.of(letter.text, letter.payload)

@@ -43,14 +43,13 @@ from coterie.methods.p2p.base import (
     PeerView,
     Sketched,
     aggregate,
-    inbox_of,
     pack_node,
-    sketches_of,
 )
+from coterie.methods.p2p.inbox import inbox_of, sketches_of
 from coterie.methods.p2p.sketch import lengths
 from coterie.methods.p2p.topology import (
+    NO_KEYS,
     NO_PEER,
-    NOBODY,
     acquaintances,
     introduced,
     peer_key,
@@ -77,7 +76,7 @@ class PeerState:
 
 
 @dataclass(frozen=True)
-class Pace:
+class PeerPace:
     """How peers wait for each other."""
 
     lock_step: bool = True
@@ -92,7 +91,7 @@ class Deployed(RoundMethod[PeerState]):
 
     method: PeerMethod[Any]
     connection: PeerConnection
-    pace: Pace = field(default_factory=Pace)
+    pace: PeerPace = field(default_factory=PeerPace)
     note: Note = silent
 
     state_type: ClassVar[type[PeerState]] = PeerState
@@ -128,7 +127,7 @@ class Deployed(RoundMethod[PeerState]):
             return state
         own = fed.ids[0]
         before = state.roster or tuple(name for name in there if name != own)
-        lists = dict.fromkeys(before, NOBODY) | ({own: state.known.numpy()} if state.roster else {})
+        lists = dict.fromkeys(before, NO_KEYS) | ({own: state.known.numpy()} if state.roster else {})
         met = introduced(lists, new if state.roster else [own], seed=fed.seed, degree=self.method.degree)
         return replace(state, known=torch.from_numpy(met[own]), roster=tuple(sorted({*before, *there})))
 
@@ -171,7 +170,7 @@ class Deployed(RoundMethod[PeerState]):
     def _offered(self, state: PeerState, fed: Federation, trained: Stack) -> dict[Kind, Answers | Sketched]:
         """What others may ask for in this round, of every kind."""
         number = self.method.hearsay if state.known is not None else 0
-        known = NOBODY if state.known is None else state.known.numpy()
+        known = NO_KEYS if state.known is None else state.known.numpy()
         heard = told_about(fed.seed, fed.round, fed.ids[0], known, number)
         offered: dict[Kind, Answers | Sketched] = {
             "model": Answers(trained, None, heard),

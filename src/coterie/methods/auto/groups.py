@@ -17,7 +17,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
 from coterie.methods.auto import pace, personal
 from coterie.methods.auto.judgement import believed, flat_updates, parts_that_pay, verdict, without
-from coterie.methods.auto.messages import Event, Groups, Known, Look, Looked, Question, Sent, Tried, Weighed
+from coterie.methods.auto.messages import Event, GroupModels, Groups, Known, Look, Looked, SplitQuestion, Tried, Weighed
 from coterie.methods.auto.parts import COVER, parted, placed
 from coterie.methods.auto.proposals import own_ways, propose
 from coterie.methods.auto.visits import AGAIN, FIRST_VISITS, Came, members, shares_by_group
@@ -189,7 +189,7 @@ def asked(state: Groups, fed: Federation) -> Groups:
     state, found = parted(state, fed)
     if state.question is not None or state.clear or state.visits < max(_VISITS * len(fed.ids), _LATER * state.denied):
         return state
-    best: Question | None = None
+    best: SplitQuestion | None = None
     for group in range(count(state.models)):
         there = [client for client in members(state, group) if client in set(fed.ids)]
         shown = [client for client in there if client in state.looks]
@@ -197,7 +197,7 @@ def asked(state: Groups, fed: Federation) -> Groups:
             continue
         found = found or propose(state.looks, shown)
         if found and found.evidence >= ASK and (best is None or found.evidence > best.evidence):
-            best = Question(group, found.part, {}, {}, found.evidence, fed.round)
+            best = SplitQuestion(group, found.part, {}, {}, found.evidence, fed.round)
         found = None
     if best is None:
         return replace(state, denied=state.visits)
@@ -302,13 +302,13 @@ def _told(state: Groups, fed: Federation, text: str) -> Groups:
 
 
 def admitted(
-    state: Groups, fed: Federation, new: Sequence[ClientId], find: Callable[[Cohort, Sent], Choice], classes: int
+    state: Groups, fed: Federation, new: Sequence[ClientId], find: Callable[[Cohort, GroupModels], Choice], classes: int
 ) -> Groups:
     """The state with newcomers in the groups whose models fit them best; with one group there is nothing to find."""
     unmet = [client for client in new if client not in state.cluster]
     if count(state.models) == 1 or not unmet:
         return state
-    message = Sent(state.models, shares_by_group(state, classes), state.pace)
+    message = GroupModels(state.models, shares_by_group(state, classes), state.pace)
     replies = fed.ask(find, unmet, same=message)
     if replies.value is None:
         return state

@@ -22,7 +22,7 @@ from coterie.core.lengths import capped
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, count, row, stack, unflat
 from coterie.core.task import Task
-from coterie.methods.auto.messages import Groups, Pair, Question, Sent
+from coterie.methods.auto.messages import GroupModels, Groups, Pair, SplitQuestion
 
 _LEAST_SHARE = 1e-2  # a class that a client has not met may still come
 PSEUDO = 10.0
@@ -44,7 +44,7 @@ def losses_under_prior(
 
     Few samples say little of their client's shares, so these begin at the makers' [K, classes], as if of `pseudo` more.
     """
-    if not task.has_classes or not len(samples) or samples.side is not None:
+    if not task.has_classes or not len(samples) or samples.extra is not None:
         return score(task, models, samples).loss
     counts = torch.bincount(own.y.flatten(), minlength=task.classes).double()
     shares = (counts + pseudo * makers.double()) / max(len(own) + pseudo, 1.0)
@@ -65,7 +65,7 @@ def losses_of_pair(c: Cohort, sent: Pair) -> Tensor:
     )
 
 
-def losses_of_all(c: Cohort, sent: Sent) -> Tensor:
+def losses_of_all(c: Cohort, sent: GroupModels) -> Tensor:
     """On the clients: the losses of all groups' models under their own label prior, [C, K]."""
     own = [client.train for client in c.data]
     return torch.stack([losses_under_prior(c.task, sent.models, sent.shares, each, each) for each in own])
@@ -111,7 +111,7 @@ def believable(numbers: Tensor) -> Tensor:
     return numbers.clamp(middle - wide, middle + wide)
 
 
-def believed(question: Question) -> Question:
+def believed(question: SplitQuestion) -> SplitQuestion:
     """The question with answers that one liar cannot decide."""
     if len(question.gain) < _FEWEST:
         return question
@@ -128,7 +128,7 @@ def flat_updates(trained: Stack, sent: Stack) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def verdict(question: Question, members: int, even: bool = False) -> tuple[float, bool | None]:
+def verdict(question: SplitQuestion, members: int, even: bool = False) -> tuple[float, bool | None]:
     """The t of the clients' gains so far, and the decision: None while too few have answered.
 
     Where few take part, the updates of fellows are old and the gains small. There the directions, if they are clear,
@@ -145,7 +145,7 @@ def verdict(question: Question, members: int, even: bool = False) -> tuple[float
     return t, None
 
 
-def parts_that_pay(question: Question) -> dict[str, int]:
+def parts_that_pay(question: SplitQuestion) -> dict[str, int]:
     """The accepted partition: parts whose own members do not gain stay together as the rest, part 0."""
     gains: dict[int, list[float]] = {}
     for client, part in question.part.items():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
+from coterie.core.layers import telling_matrix, weight_matrices
 from coterie.core.optimiser import Optimiser
 from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientData, Samples
@@ -43,10 +44,9 @@ def width(task: Task) -> int:
 
 def blocks(task: Task) -> list[list[str]]:
     """Matrices of weights: the first fully connected one (else the last before the classifier), the rest, the last."""
-    matrices = [name for name in task.parameters if task.template[name].dim() > 1] or list(task.parameters)
+    matrices = weight_matrices(task) or list(task.parameters)
     inner, last = matrices[:-1], matrices[-1:]
-    linear = [name for name in inner if task.template[name].dim() == 2]
-    first = linear[:1] or inner[-1:]
+    first = [telling_matrix(task, inner)] if inner else []
     return [names for names in (first, [name for name in inner if name not in first], last) if names]
 
 

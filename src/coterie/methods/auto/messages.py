@@ -40,7 +40,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Question:
+class SplitQuestion:
     """A partition of one group that its members are judging.
 
     `part` is the part that each member would be in, `gain` what those who have answered gained by it (in loss),
@@ -95,7 +95,7 @@ class Groups:
     looks: dict[str, Look]
     latest: dict[str, Tensor]
     choices: dict[str, Tensor]
-    question: Question | None = None
+    question: SplitQuestion | None = None
     visits: int = 0
     extra: int = 0
     clear: bool = False
@@ -124,7 +124,7 @@ class Paced:
 
 
 @dataclass(frozen=True)
-class Sent:
+class GroupModels:
     """The groups' models, the label shares of those who made them, and how fast they are trained, [K]."""
 
     models: Stack

@@ -36,7 +36,7 @@ from coterie.core.states import Stack, count, stack, take
 from coterie.methods.auto import groups, pace, personal, steady, visits
 from coterie.methods.auto.judgement import losses_of_all, losses_of_pair
 from coterie.methods.auto.looks import pulls
-from coterie.methods.auto.messages import Groups, Looked, Paced, Pair, Prepared, Sent, Tried, Visit, Weighed
+from coterie.methods.auto.messages import GroupModels, Groups, Looked, Paced, Pair, Prepared, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import A, Log
 from coterie.methods.clustered import Choice, ServesClusters, cluster_sizes
@@ -70,7 +70,7 @@ class Auto(ServesClusters[Groups]):
         tried = self._visited(state, fed, self.try_out, plan.triers, sent)
         trained = self._visited(state, fed, self.train, [*plan.others, *unwilling], sent)
         voted = self._voted(state, fed, plan.voters)
-        chose = self._chose(state, fed, plan.choosers, Sent(state.models, shares, sent.pace))
+        chose = self._chose(state, fed, plan.choosers, GroupModels(state.models, shares, sent.pace))
         new = state
         if looked:
             new, looked = groups.looked(state, looked, fed)
@@ -100,7 +100,7 @@ class Auto(ServesClusters[Groups]):
             return None
         replies = fed.ask(ask, ids, each=message, rows=[state.cluster.get(client, 0) for client in ids])
         if unwilling is not None:
-            unwilling += [client for client, failure in replies.failed.items() if failure.kind == "crashed"]
+            unwilling += [client for client, failure in replies.failed.items() if failure.kind == "withheld"]
         group = [state.cluster.get(client, 0) for client in replies.ids]
         return self._came(fed, replies, take(state.models, torch.tensor(group, dtype=torch.int64)), group)
 
@@ -115,11 +115,11 @@ class Auto(ServesClusters[Groups]):
         came = self._came(fed, replies, take(pairs.whole, rows), group)
         return None if came is None else visits.on_their_group(came, state.models)
 
-    def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], message: Sent) -> visits.Came | None:
+    def _chose(self, state: Groups, fed: Federation, ids: Sequence[ClientId], sent: GroupModels) -> visits.Came | None:
         """Clients that are sent the models of all groups and train the one that fits them best."""
         if not ids:
             return None
-        replies = fed.ask(self.choose, ids, same=message)
+        replies = fed.ask(self.choose, ids, same=sent)
         if replies.value is None:
             return None
         group = replies.value.losses.argmin(1)
@@ -157,14 +157,14 @@ class Auto(ServesClusters[Groups]):
         return Weighed(pace.trained(c, sent.whole, self.opt, sent.pace), c.size, losses_of_pair(c, sent))
 
     @on_client("models", "scores")
-    def choose(self, c: Cohort, sent: Sent) -> Weighed:
+    def choose(self, c: Cohort, sent: GroupModels) -> Weighed:
         """On the client: the losses of all groups' models under its own label prior; then train the best."""
         losses = losses_of_all(c, sent)
         best = losses.argmin(1)
         return Weighed(pace.trained(c, take(sent.models, best), self.opt, sent.pace[best]), c.size, losses)
 
     @on_client("scores")
-    def find(self, c: Cohort, sent: Sent) -> Choice:
+    def find(self, c: Cohort, sent: GroupModels) -> Choice:
         """On the client: only choose."""
         return Choice(losses_of_all(c, sent).argmin(1))
 

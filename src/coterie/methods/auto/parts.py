@@ -1,4 +1,4 @@
-"""Groups as the looks tell them, where these are clear: who is put where, and when all is parted anew (ours)."""
+"""Groups as the looks tell them, where these are clear: who is put where, and when all are divided again (ours)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ is 0.3. Real groups have 7 to 80, and 0.6 to 1.
 """
 COVER = 0.6
 """The share of the clients that must have been seen before anything is parted."""
-_NEW = 0.1  # so many new looks, in proportion, and all is parted anew
+_NEW = 0.1  # so many new looks, in proportion, and all clients are divided again
 _SAME = 0.6  # a part that has most of a group's members goes on with its model
 
 

@@ -39,7 +39,7 @@ def bits_told(
 
 
 @dataclass(frozen=True)
-class Question:
+class EmbeddingQuestion:
     """How clients are asked for embeddings with the classes they hold, and how the answers are read."""
 
     ask: Callable[[Cohort, Encoder], Embedded]
@@ -61,7 +61,7 @@ class Told:
 
 
 def embeddings_told(
-    fed: Federation, ids: Sequence[ClientId], question: Question, sent: Encoder, usual: Floats | None
+    fed: Federation, ids: Sequence[ClientId], question: EmbeddingQuestion, sent: Encoder, usual: Floats | None
 ) -> Told:
     """The embeddings of those who answered, with coins for the classes that they lack, as if these had been sent."""
     classes, length = question.classes, sent.code * question.classes

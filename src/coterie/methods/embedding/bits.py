@@ -7,31 +7,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.core.errors import CoterieError
 from coterie.core.targets import TaskKind
 from coterie.methods.embedding.privacy import check_flip
 
 Bits = NDArray[np.uint8]
 
 
-def class_means(codes: Tensor, labels: Tensor, classes: int, generator: np.random.Generator) -> Tensor:
-    """The mean code of each class, [classes, code]; a class without samples gets uniform noise in [0, 1).
-
-    Samples of a class that the federation does not know (a label outside 0 .. classes - 1) have no place and are left
-    out.
-    """
-    if labels.is_floating_point():
-        raise CoterieError("Means are taken class by class, and these targets are not classes; take another method.")
-    noise = torch.from_numpy(generator.random((classes, codes.shape[1]))).to(codes.dtype)
-    known = (labels >= 0) & (labels < classes)
-    codes, labels = codes[known], labels[known]
-    counts = torch.bincount(labels, minlength=classes)
-    sums = torch.zeros_like(noise).index_add_(0, labels, codes)
-    return torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None].to(codes.dtype), noise)
-
-
 def in_blocks(codes: Tensor, targets: Tensor, kind: TaskKind, blocks: int) -> tuple[Tensor, Tensor]:
-    """Codes with the block that each belongs to: its class; ours, where targets are no classes, another.
+    """Codes with the block that each belongs to: its class; ours, where targets are not classes, another.
 
     With several labels a sample, a code counts for each of them. Of numbers, a client's own quantiles are the blocks:
     a sample with m smaller targets among n is in block floor(m * blocks / n), so that each client fills them all and no

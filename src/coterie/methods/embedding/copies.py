@@ -42,7 +42,7 @@ def filled(bits: Bits, held: Bits, copies: int) -> Bits:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadBits:
     """The bits that clients probably have [N, classes, code], and how probable it is that they hold a class [N, C]."""
 
     bits: Bits
@@ -69,11 +69,11 @@ def _share_that_hold(held: Floats) -> Floats:
     return np.asarray((held.sum(0) + 1) / (len(held) + 2))
 
 
-def read(sent: Bits, said: Bits, flips: Floats, copies: int, usual: Floats) -> Reading:
+def read(sent: Bits, said: Bits, flips: Floats, copies: int, usual: Floats) -> ReadBits:
     """What clients [N, C, L] sent, read by what is usual (`usual_bits`); each client's reading is its own."""
     held, odds = _Lattice(sent, said, flips, copies, usual).read()
     bits = np.where(np.abs(odds) < 1e-6, sent, odds > 0).astype(np.uint8)
-    return Reading(bits, held)
+    return ReadBits(bits, held)
 
 
 @dataclass(frozen=True)

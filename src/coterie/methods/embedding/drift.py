@@ -17,15 +17,15 @@ from coterie.methods.embedding.clustering.centroids import Centroids, Followed, 
 from coterie.methods.embedding.clustering.rules import choose
 from coterie.methods.embedding.clustering.split_half import joined
 from coterie.methods.embedding.clustering.ward import Ints
-from coterie.methods.embedding.messages import Groups
+from coterie.methods.embedding.messages import EmbeddedClusters
 
 _FOUNDER = -2
 """The label of a client that will have a new cluster."""
 
 
 def with_embeddings(
-    state: Groups, ids: Sequence[ClientId], bits: Bits, classes: int, *, found: bool = True
-) -> tuple[Groups, Log]:
+    state: EmbeddedClusters, ids: Sequence[ClientId], bits: Bits, classes: int, *, found: bool = True
+) -> tuple[EmbeddedClusters, Log]:
     """The state after these clients, newcomers or not, have sent these bits; the others are as they were.
 
     With `found` clients that are unlike all others may found clusters; without, newcomers go to the nearest centre.

@@ -38,7 +38,7 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class Groups:
+class EmbeddedClusters:
     """The autoencoder, one model and one centre per cluster, and every client's cluster and embedding as last read."""
 
     autoencoder: Encoder

@@ -3,7 +3,7 @@
 The paper's algorithms: LocalCompression (Algorithm 1) is `embed`, with `bits`; DistanceOpt (Algorithm 2) is the rule
 "bayes" of `clustering.rules`; Server (Algorithm 3) is `init` and `step`. Its symbols: V_i the embedding of client i
 (`state.bits`), P the flip probability (`flip`), m the clients of a round (`fraction`). What is ours is in `drift`,
-`copies`, `clustering.split_half`, `.mixture` and `.sampler`, and among the settings in `settings.Settings`.
+`copies`, `clustering.split_half`, `.mixture` and `.sampler`, and among the settings in `settings.EmbeddingSettings`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from coterie.core.states import Picked, Stack, concat, row, spread
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
-from coterie.methods.embedding.asking import Question, Told, bits_told, embeddings_told
+from coterie.methods.class_means import class_means
+from coterie.methods.embedding.asking import EmbeddingQuestion, Told, bits_told, embeddings_told
 from coterie.methods.embedding.autoencoder import Encoder, fresh_encoder
-from coterie.methods.embedding.bits import binarise, class_means, flip, held_classes, in_blocks, pack_bits
+from coterie.methods.embedding.bits import binarise, flip, held_classes, in_blocks, pack_bits
 from coterie.methods.embedding.clustering.centroids import Centroids
 from coterie.methods.embedding.clustering.rules import check_rule, choose
 from coterie.methods.embedding.copies import filled
 from coterie.methods.embedding.drift import with_embeddings
-from coterie.methods.embedding.messages import Compressed, Compression, Embedded, Groups
+from coterie.methods.embedding.messages import Compressed, Compression, Embedded, EmbeddedClusters
 from coterie.methods.embedding.panels import embedding_panels
 from coterie.methods.embedding.pretraining import pretrained
-from coterie.methods.embedding.settings import Settings
+from coterie.methods.embedding.settings import EmbeddingSettings
 
 
 @dataclass(frozen=True)
-class Embedding(Settings):
+class Embedding(EmbeddingSettings):
     """Clients send quantised embeddings; the server cuts a Ward tree; FedAvg inside the clusters (Algorithms 1-3)."""
 
     name: ClassVar[str] = "embedding"
@@ -47,16 +48,16 @@ class Embedding(Settings):
     summary: ClassVar[str] = "one-shot clusters from compressed, quantised data, found by a Ward tree"
     use_when: ClassVar[str] = "clusters are wanted before training, from a few randomised bits a client"
     avoid_when: ClassVar[str] = "groups drift, swap labels or are many, or labels are strongly skewed"
-    state_type: ClassVar[type[Groups]] = Groups
+    state_type: ClassVar[type[EmbeddedClusters]] = EmbeddedClusters
 
     # --- before the first round ---------------------------------------------------------------------------------------
 
-    def init(self, fed: Federation) -> Groups:
+    def init(self, fed: Federation) -> EmbeddedClusters:
         """Pre-train the autoencoder, ask for embeddings, cluster; every cluster starts from the same model."""
         check_rule(self.rule)  # by the server alone: clients need no package for it
         autoencoder = pretrained(self, fed)
         start = spread(fed.task.init(fed.seed), 1)
-        return self._clustered(Groups(autoencoder, start, {}, {}), fed)
+        return self._clustered(EmbeddedClusters(autoencoder, start, {}, {}), fed)
 
     def fresh(self, task: Task, seed: int) -> Encoder:
         """The autoencoder before any training, for a task's inputs."""
@@ -105,15 +106,15 @@ class Embedding(Settings):
             rows.append(pack_bits(np.concatenate(told)))
         return Embedded(torch.stack(rows))
 
-    def _embeddings(self, state: Groups, fed: Federation, ids: Sequence[ClientId]) -> Told:
+    def _embeddings(self, state: EmbeddedClusters, fed: Federation, ids: Sequence[ClientId]) -> Told:
         """The embeddings of those who answered."""
         half, blocks = state.autoencoder.half, self.blocks_of(fed.task)
         if not self.tells_classes(fed.task):
             return Told(*bits_told(fed, ids, self.embed, half, half.code * blocks))
-        question = Question(self.embed_known, self.embed, self.flip_of, blocks, self.copies)
+        question = EmbeddingQuestion(self.embed_known, self.embed, self.flip_of, blocks, self.copies)
         return embeddings_told(fed, ids, question, half, None if state.usual is None else state.usual.numpy())
 
-    def _clustered(self, state: Groups, fed: Federation) -> Groups:
+    def _clustered(self, state: EmbeddedClusters, fed: Federation) -> EmbeddedClusters:
         """Algorithm 3, lines 4 to 13."""
         told = self._embeddings(state, fed, fed.ids)
         if not told.ids:
@@ -132,7 +133,7 @@ class Embedding(Settings):
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
-    def step(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
+    def step(self, state: EmbeddedClusters, fed: Federation) -> tuple[EmbeddedClusters, Log]:
         """Sample clients among all, train each on its cluster's model, average inside the clusters."""
         log: Log = {}
         if not state.cluster:
@@ -149,7 +150,7 @@ class Embedding(Settings):
         return after, log
 
     def _with_shared(
-        self, state: Groups, models: Stack, ids: Sequence[ClientId], trained: Trained, names: Sequence[str]
+        self, state: EmbeddedClusters, models: Stack, ids: Sequence[ClientId], trained: Trained, names: Sequence[str]
     ) -> Stack:
         """The authors' code: the first tensors are averaged over all clusters."""
         groups = torch.tensor(state.of(ids))
@@ -158,7 +159,7 @@ class Embedding(Settings):
         base = combined(self.aggregate, trained.model, trained.size, torch.zeros_like(groups), first, sent)
         return {**models, **{name: base[name].expand_as(models[name]).clone() for name in names}}
 
-    def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
+    def admit(self, state: EmbeddedClusters, fed: Federation, new: Sequence[ClientId]) -> EmbeddedClusters:
         """Newcomers (and clients whose first embedding was lost) go to the nearest centre, which follows them.
 
         Several that are unlike all others found a cluster (ours; with newcomers = "nearest" they do not).
@@ -171,13 +172,13 @@ class Embedding(Settings):
             return state
         return with_embeddings(state, told.ids, told.bits, self.blocks_of(fed.task), found=found)[0]
 
-    def _follow_drift(self, state: Groups, fed: Federation) -> tuple[Groups, Log]:
+    def _follow_drift(self, state: EmbeddedClusters, fed: Federation) -> tuple[EmbeddedClusters, Log]:
         """Clients embed again; those that have left their cluster go to the nearest, or found one (see `follow`)."""
         told = self._embeddings(state, fed, [client for client in fed.ids if client in state.cluster])
         return with_embeddings(state, told.ids, told.bits, self.blocks_of(fed.task)) if told.ids else (state, {})
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
-    def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
+    def panels(self, state: EmbeddedClusters, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The tree, who is like whom, what the server could draw, and what the flips give."""
         return embedding_panels(self, state, ids, truth)

@@ -13,9 +13,9 @@ from coterie.core.samples import ClientId
 from coterie.methods.embedding.autoencoder import Encoder
 from coterie.methods.embedding.bits import Bits, unpack_bits
 from coterie.methods.embedding.clustering.ward import squared_distances
-from coterie.methods.embedding.messages import Groups
+from coterie.methods.embedding.messages import EmbeddedClusters
 from coterie.methods.embedding.privacy import epsilon_per_bit, epsilon_total
-from coterie.methods.embedding.settings import Settings
+from coterie.methods.embedding.settings import EmbeddingSettings
 
 _MOST_MERGES = 20
 _MOST_CLIENTS = 100
@@ -23,7 +23,7 @@ _MOST_CLASSES = 10
 
 
 def embedding_panels(
-    settings: Settings, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None
+    settings: EmbeddingSettings, state: EmbeddedClusters, ids: Sequence[ClientId], truth: Sequence[int] | None
 ) -> list[Panel]:
     """The tree's heights, distances between clients, the clusters, what the decoder makes of them, the privacy."""
     known = [i for i, client in enumerate(ids) if client in state.bits]

@@ -10,12 +10,12 @@ from coterie.core.errors import CoterieError
 from coterie.core.optimiser import Optimiser
 from coterie.core.task import Task
 from coterie.methods.clustered import AverageInClusters
-from coterie.methods.embedding.messages import Groups
+from coterie.methods.embedding.messages import EmbeddedClusters
 from coterie.methods.embedding.privacy import check_flip
 
 
 @dataclass(frozen=True)
-class PaperSettings(AverageInClusters[Groups]):
+class EmbeddingPaperSettings(AverageInClusters[EmbeddedClusters]):
     """What the paper and its authors' code set. Of the shared settings, fraction is the paper's m (of N clients)."""
 
     autoencoder: str = field(
@@ -25,9 +25,7 @@ class PaperSettings(AverageInClusters[Groups]):
         default="federated",
         metadata={"help": "train the autoencoder over the clients' data, on a public set, or (ours) on both in turn"},
     )
-    encoder: str = field(default="", metadata={"help": "file of a trained autoencoder to start from"})
     public: str = field(default="", metadata={"help": "public set: a dataset's name, or a folder of images by class"})
-    public_root: str = field(default="", metadata={"help": "data root of the public set (default: as for scenarios)"})
     public_epochs: int = field(default=20, metadata={"help": "epochs on the public set"})
     encoder_rounds: int = field(default=10, metadata={"help": "rounds of federated pre-training"})
     encoder_fraction: float = field(default=0.5, metadata={"help": "clients per pre-training round, as for fraction"})
@@ -35,19 +33,24 @@ class PaperSettings(AverageInClusters[Groups]):
     encoder_batch: int = field(default=32, metadata={"help": "batch size of pre-training"})
     encoder_lr: float = field(default=3e-3, metadata={"help": "learning rate of pre-training (Adam)"})
     flip: float = field(default=0.1, metadata={"help": "probability P that a bit is flipped, 0 to 0.5"})
-    rule: Literal[
-        "either", "halves", "paper", "height_ratio", "calinski_harabasz", "silhouette", "bayes", "mixture"
-    ] = field(
-        default="either", metadata={"help": "how the number of clusters is chosen; see docs/results/embedding.md"}
+    min_size: int = field(
+        default=0, metadata={"help": "least cluster size of rules paper, bayes, silhouette; 0: a tenth"}
     )
-    min_size: int = field(default=0, metadata={"help": "least cluster size of paper, bayes, silhouette; 0: a tenth"})
     shared: int = field(default=0, metadata={"help": "first parameter tensors that all clusters share (authors: 4)"})
 
 
 @dataclass(frozen=True)
-class Settings(PaperSettings):
+class EmbeddingSettings(EmbeddingPaperSettings):
     """What we added to them."""
 
+    rule: Literal[
+        "either", "halves", "paper", "height_ratio", "calinski_harabasz", "silhouette", "bayes", "mixture"
+    ] = field(
+        default="either",
+        metadata={"help": "how the number of clusters is chosen; paper and bayes are the paper's, the others ours"},
+    )
+    encoder: str = field(default="", metadata={"help": "file of a trained autoencoder to start from"})
+    public_root: str = field(default="", metadata={"help": "data root of the public set (default: as for scenarios)"})
     encoder_steps: int = field(default=60, metadata={"help": "more epochs on small clients, up to so many steps"})
     encoder_scale: float = field(default=0.0, metadata={"help": "brings raw inputs to [0, 1]; 0: as the scenario's"})
     flips: tuple[tuple[str, float], ...] = field(

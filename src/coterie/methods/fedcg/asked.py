@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import score
 from coterie.core.federation import Federation
-from coterie.core.groupings import adjusted_rand
+from coterie.core.groupings import alike
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, count, mean
 from coterie.methods.fedcg.features import FeatureFinder
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG
 
 _PREFIX = "network."
-_ALIKE = 0.9
-"""The adjusted Rand index from which the inputs are said to tell the groups apart."""
 
 
 def begun(method: FedCG, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> Domains:
@@ -42,7 +40,7 @@ def begun(method: FedCG, fed: Federation, models: Stack, cluster: Mapping[Client
     finder = method.finder
     assert isinstance(finder, FeatureFinder)
     found, came = finder.found(fed)
-    if found is not None and _alike(cluster, dict(zip(came, found.labels.tolist(), strict=True))):
+    if found is not None and alike(cluster, dict(zip(came, found.labels.tolist(), strict=True))):
         return finder.taken(state, found)
     return replace(state, cluster=dict(cluster), pooled=True)
 
@@ -64,11 +62,6 @@ def least_loss_domain(c: Cohort, models: Stack) -> Tensor:
     net = domain_net(c.task)
     losses = []
     for d in range(net.domains):
-        side = c.beside([torch.full((len(client.train),), d) for client in c.data])
-        losses.append(torch.cat([score(c.task, models, client.train).loss for client in side.data]))
+        there = c.with_extra([torch.full((len(client.train),), d) for client in c.data])
+        losses.append(torch.cat([score(c.task, models, client.train).loss for client in there.data]))
     return torch.stack(losses).argmin(0)
-
-
-def _alike(one: Mapping[ClientId, int], other: Mapping[ClientId, int]) -> bool:
-    both = sorted(set(one) & set(other))
-    return adjusted_rand([one[i] for i in both], [other[i] for i in both]) >= _ALIKE

@@ -11,10 +11,10 @@ from coterie.core.aggregate import combined, combined_one
 from coterie.core.states import State
 from coterie.methods.fedcg.graph import distance_adjacency
 from coterie.methods.fedcg.messages import Report
-from coterie.methods.fedcg.settings import Settings
+from coterie.methods.fedcg.settings import FedCGSettings
 
 
-def averaged(settings: Settings, replies: Report, previous: State, residuals: Sequence[str]) -> State:
+def averaged(settings: FedCGSettings, replies: Report, previous: State, residuals: Sequence[str]) -> State:
     """FedAvg (equation 2); V of a domain by its samples, or (reach) by those of all domains that borrow from it.
 
     With `averaging = "clients"` the untouched copies of clients without samples of a domain are averaged in, too. Then
@@ -31,7 +31,7 @@ def averaged(settings: Settings, replies: Report, previous: State, residuals: Se
     return model
 
 
-def _averaged(settings: Settings, replies: Report, previous: State, residuals: Sequence[str]) -> State:
+def _averaged(settings: FedCGSettings, replies: Report, previous: State, residuals: Sequence[str]) -> State:
     model = combined_one(settings.aggregate, replies.model, replies.size, previous)
     if settings.averaging == "clients":
         return model

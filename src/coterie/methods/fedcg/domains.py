@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from coterie.core.groupings import different, k_means
 from coterie.core.rng import torch_rng
 from coterie.core.states import State
-from coterie.core.threads import one_thread_everywhere
 
 _SIDE = 14
 """Images are looked at in at most so many pixels a side."""
@@ -215,13 +215,7 @@ def kmeans(points: Tensor, groups: int, seed: int) -> Tensor:
     """The group of every point; fewer groups than asked for where there are fewer different points."""
     if not len(points):
         return torch.zeros(0, dtype=torch.int64)
-    exact = points.double().numpy()
-    different = len(np.unique(exact, axis=0))
-    from sklearn.cluster import KMeans
-
-    with one_thread_everywhere():  # more threads add in an order that changes from call to call
-        fitted = KMeans(min(groups, different), n_init=10, random_state=seed).fit(exact)
-    return torch.from_numpy(fitted.labels_.astype(np.int64))
+    return k_means(points, min(groups, different(points)), seed)[0]
 
 
 def posterior(student: State, features: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.core.states import State
-from coterie.methods.fedcg.messages import Weigh, Weighed
+from coterie.methods.fedcg.messages import Assigned, Weigh
 
 if TYPE_CHECKING:
     from coterie.methods.fedcg.method import FedCG
@@ -57,7 +57,7 @@ def balanced_offsets(method: FedCG, teacher: State, fed: Federation) -> Tensor |
     return message.offsets if known else None
 
 
-def weighed(said: Sequence[Tensor], sent: Weigh, size: Tensor) -> Weighed:
+def weighed(said: Sequence[Tensor], sent: Weigh, size: Tensor) -> Assigned:
     """What clients answer: sums over their samples, from the logarithms [n, D] of what the teacher says to each."""
     soft, products, total, squares = [], [], [], []
     for own in said:
@@ -68,7 +68,7 @@ def weighed(said: Sequence[Tensor], sent: Weigh, size: Tensor) -> Weighed:
         total.append(outputs.sum(0))
         squares.append((outputs**2).sum(0))
     sums = [torch.stack(each) for each in (soft, products, total, squares)]
-    return Weighed(sums[0], sums[1], sums[2], sums[3], size)
+    return Assigned(sums[0], sums[1], sums[2], sums[3], size)
 
 
 def first_offsets(total: Tensor, squares: Tensor, number: float) -> tuple[Tensor, Tensor]:

@@ -231,9 +231,9 @@ class MetadataFinder(_KnownFinder):
 
     def known(self, sent: Sent, index: int, samples: Samples) -> Tensor:
         """What is beside each sample."""
-        if samples.side is None:
+        if samples.extra is None:
             raise CoterieError('fedcg: these samples have no metadata beside them; set find to "features".')
-        return samples.side
+        return samples.extra
 
 
 @lru_cache(maxsize=8)

@@ -137,7 +137,7 @@ class Weigh:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class Assigned:
     """Sums over a client's samples: soft assignments [D], their products [D, D], the outputs [D] and their squares."""
 
     soft: Tensor

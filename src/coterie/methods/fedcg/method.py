@@ -5,7 +5,7 @@ The preset "paper" is the method as it was written, but for a W that mixes no fi
 memory); docs/results/fedcg.md says what was chosen where its words are open. The paper's symbols: theta_a what all
 domains share and theta_s^d = V the residuals of domain d (`state.model`), lambda their weight, A and W the graph's,
 g_phi the teacher and g_varphi the student (`finders.TeacherFinder`), T `teacher_every`. What is ours is in `features`,
-`domains`, `classes`, `class_finder`, `growing`, `asked`, `weight` and `equipartition`, and in `Settings`.
+`domains`, `classes`, `class_finder`, `growing`, `asked`, `weight`, `equipartition`; of the settings, `FedCGSettings`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from coterie.methods.fedcg.equipartition import weighed
 from coterie.methods.fedcg.features import FeatureFinder, feature_sums
 from coterie.methods.fedcg.finders import Finder, MetadataFinder, ModelFinder, OracleFinder, TeacherFinder
 from coterie.methods.fedcg.growing import during, grown
-from coterie.methods.fedcg.messages import ClassSums, Domains, Judged, MarkedReport, Report, Sent, Sums, Weigh, Weighed
+from coterie.methods.fedcg.messages import Assigned, ClassSums, Domains, Judged, MarkedReport, Report, Sent, Sums, Weigh
 from coterie.methods.fedcg.network import DomainNet
 from coterie.methods.fedcg.panels import domain_panels, lengthened, measures
-from coterie.methods.fedcg.settings import Settings
+from coterie.methods.fedcg.settings import FedCGSettings
 from coterie.methods.fedcg.use import trained_alone, trained_on, used
 from coterie.methods.fedcg.weight import judged, settled
 from coterie.methods.fedcg.wrapping import Wrapping, domain_net, plain
@@ -53,7 +53,7 @@ FINDERS: dict[str, type[Finder]] = {
 
 
 @dataclass(frozen=True)
-class FedCG(Settings):
+class FedCG(FedCGSettings):
     """z = f_a(x) + lambda f_d(x), the residuals f_d of the domains joined by V <- sigma(A V W) (equations 4 and 5)."""
 
     name: ClassVar[str] = "fedcg"
@@ -111,7 +111,7 @@ class FedCG(Settings):
         return Choice(least_loss_domain(c, sent.models))
 
     @on_client("features")
-    def weigh(self, c: Cohort, sent: Weigh) -> Weighed:
+    def weigh(self, c: Cohort, sent: Weigh) -> Assigned:
         """On the client: how much of its samples a teacher puts into each domain, and its outputs in sum (ours)."""
         finder = TeacherFinder(self)
         said = [finder.log_probabilities(c.task, sent.teacher, client.train) for client in c.data]

@@ -22,7 +22,7 @@ _REPLACEABLE = (nn.Linear, nn.Conv2d, nn.BatchNorm2d)
 class DomainNet(nn.Module):
     """A network whose samples come with their domains: numbers [n], or weights [n, D]; without any, all weigh alike."""
 
-    wants_side: ClassVar[bool] = True
+    wants_extra: ClassVar[bool] = True
 
     def __init__(self, network: nn.Module, route: Route, domains: int, adjacency: Tensor | None) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _LEAST = {"bottleneck": 1, "rank": 1, "features": 1, "teacher_every": 1, "alone_
 
 
 @dataclass(frozen=True)
-class PaperSettings(Counted[Domains]):
+class FedCGPaperSettings(Counted[Domains]):
     """What the paper names, in equations 4 to 6 and in its Tables 3 and 4."""
 
     domains: int = field(default=4, metadata=number_of("domains", "D"))
@@ -55,7 +55,7 @@ class PaperSettings(Counted[Domains]):
 
 
 @dataclass(frozen=True)
-class Settings(PaperSettings):
+class FedCGSettings(FedCGPaperSettings):
     """What we added to them, and what the paper leaves open (docs/results/fedcg.md)."""
 
     find: Literal["features", "classifier", "models", "oracle", "metadata"] = field(

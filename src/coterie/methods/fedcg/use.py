@@ -28,7 +28,7 @@ def trained_on(method: FedCG, c: Cohort, sent: Sent) -> Report:
     seen = [finder.seen(c, sent, index, client.train) for index, client in enumerate(c.data)]
     labels = [finder.taught(c, sent, client.train, own) for client, own in zip(c.data, seen, strict=True)]
     judge(method, c, sent, labels)
-    model = local_sgd(c.beside(labels), spread(sent.model, len(c)), method.opt)
+    model = local_sgd(c.with_extra(labels), spread(sent.model, len(c)), method.opt)
     counts = [torch.bincount(own, minlength=method.domains) for own in labels]
     agreed = [(own.argmax(1) == label).sum() for own, label in zip(seen, labels, strict=True)]
     return Report(model, finder.distilled(c, sent, labels), torch.stack(counts), torch.stack(agreed), c.size)
@@ -59,5 +59,5 @@ def used(method: FedCG, c: Cohort, sent: Sent) -> Use:
     weights = [routed(index, client.test) for index, client in enumerate(c.data)]
     main = torch.stack([own.mean(0).nan_to_num().argmax() for own in weights])
     sides = weights if method.soft else [own.argmax(1) for own in weights]
-    cohort = c.beside(sides, "test").beside_lazily(taught, "train").beside_lazily(side, "valid")
+    cohort = c.with_extra(sides, "test").with_extra_lazily(taught, "train").with_extra_lazily(side, "valid")
     return Use(cohort, spread(sent.model, len(c)), main)

@@ -54,8 +54,8 @@ def judge(method: FedCG, c: Cohort, sent: Sent, labels: Sequence[Tensor]) -> Non
     models = stack([weighing(sent.model, scales, times) for times in TIMES])
     losses = []
     for index, (client, samples) in enumerate(zip(c.data, c.part("valid"), strict=True)):
-        side = labels[index] if samples is client.train else _domains(method, c, sent, index)
-        losses.append(score(c.task, models, replace(samples, side=side)).loss)
+        domains = labels[index] if samples is client.train else _domains(method, c, sent, index)
+        losses.append(score(c.task, models, replace(samples, extra=domains)).loss)
     c.keep(_KEPT, torch.stack(losses).double().nan_to_num(nan=_LARGEST).clamp(max=_LARGEST))
 
 

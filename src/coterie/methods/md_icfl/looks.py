@@ -1,6 +1,6 @@
 """Ours: what the seeding remembers of every client's directions, however few clients take part in a round.
 
-A direction tells something only beside what all clients pull alike. The mean of a round's participants is no measure of
+A direction tells something only against what all clients pull alike. The mean of a round's participants does not tell
 that: two clients are always opposite to each other, and one is nothing. So the centre is a running mean over about as
 many directions as there are clients; with the clients' label shares it is a running regression on them.
 """
@@ -29,7 +29,7 @@ _MOST = 0.8
 _TURN = 0.75
 """New looks a client after which groups are judged again; below 1, since some replies are always missing."""
 _NOTHING = 1e-6
-"""A direction shorter than this after centring is no look at all: that of the first client, seen alone."""
+"""A direction shorter than this after centring does not count as a look: that of the first client, seen alone."""
 _FEW = 1 / 12
 """With a smaller share of the clients in a round only the directions of vectors are compared, not their lengths.
 

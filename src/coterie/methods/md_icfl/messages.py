@@ -81,10 +81,3 @@ class ClassDistances:
     """The secondary communication: d_ij^k of a client to every cluster, [K, C]."""
 
     distances: Tensor
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The cluster a client finds nearest."""
-
-    cluster: Tensor

@@ -3,7 +3,7 @@
 The paper's symbols: theta_j* the model of cluster j (`state.models`), s_i the cluster of client i (`state.cluster`),
 theta_i its model after local training, p_i(y) its label shares (`state.labels`), D_j^k the pseudo samples of class k
 and cluster j (`samplers`), d_ij^k the distance of theta_i and theta_j* on them (`distance`). What is ours is in
-`seeding`, `looks`, `second_look`, `newcomers` and `privacy`, and among the settings in `settings.Settings`.
+`seeding`, `looks`, `second_look`, `newcomers` and `privacy`, and among the settings in `settings.MDICFLSettings`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientId
 from coterie.core.states import Picked, Stack, spread, take
 from coterie.methods.base import Log, Models, Trained
-from coterie.methods.clustered import cluster_sizes, distinct_starts
+from coterie.methods.clustered import Choice, cluster_sizes, distinct_starts
 from coterie.methods.md_icfl.distance import Readings, known_shares, nearest, own_outputs, read_samples
 from coterie.methods.md_icfl.introductions import introduced
-from coterie.methods.md_icfl.messages import Brightness, ClassDistances, Distanced, Identity, Introduction, Seeds
+from coterie.methods.md_icfl.messages import Brightness, ClassDistances, Distanced, Introduction, Seeds
 from coterie.methods.md_icfl.newcomers import with_newcomers
 from coterie.methods.md_icfl.panels import sample_panels
 from coterie.methods.md_icfl.privacy import noisy_shares, own_shares
 from coterie.methods.md_icfl.samplers import PseudoData, brightness, pseudo_data, sample_loss
 from coterie.methods.md_icfl.second_look import open_clients, second_look, with_neutral
 from coterie.methods.md_icfl.seeding import seeding_round
-from coterie.methods.md_icfl.settings import Settings
+from coterie.methods.md_icfl.settings import MDICFLSettings
 
 
 @dataclass(frozen=True)
-class MDICFL(Settings):
+class MDICFL(MDICFLSettings):
     """Algorithms 1 and 2. The defaults find the clusters most reliably; `preset=paper` is the paper's own setting."""
 
     name: ClassVar[str] = "md-icfl"
@@ -176,9 +176,9 @@ class MDICFL(Settings):
         return Brightness(brightness(c.task, c.part("train")))
 
     @on_client("labels")
-    def identify(self, c: Cohort, sent: ClassDistances) -> Identity:
+    def identify(self, c: Cohort, sent: ClassDistances) -> Choice:
         """On the client: line 11 of Algorithm 2, the nearest cluster by its p_i(y), to which we add noise."""
-        return Identity(nearest(sent.distances, noisy_shares(c, self.label_noise)))
+        return Choice(nearest(sent.distances, noisy_shares(c, self.label_noise)))
 
     def admit(self, state: Distanced, fed: Federation, new: Sequence[ClientId]) -> Distanced:
         """Ours: the paper has no newcomers."""

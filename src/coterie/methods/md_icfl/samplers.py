@@ -20,7 +20,7 @@ from coterie.core.samples import Samples
 from coterie.core.states import Stack, clone, count
 from coterie.core.task import Task
 from coterie.methods.md_icfl.messages import Distanced
-from coterie.methods.md_icfl.settings import Settings
+from coterie.methods.md_icfl.settings import MDICFLSettings
 
 _TINY = 1e-12  # the norm has no gradient at 0
 _EPS = 1e-5
@@ -34,7 +34,7 @@ class PseudoData:
     generators: Stack | None = None
 
 
-def pseudo_data(settings: Settings, state: Distanced, task: Task, g: torch.Generator) -> PseudoData:
+def pseudo_data(settings: MDICFLSettings, state: Distanced, task: Task, g: torch.Generator) -> PseudoData:
     """D_j^k by equation 6 (back-search) or 7 (generator), from noise or (ours: warm) from those of the last round."""
     if settings.prior_mean is not None or not state.means:
         mean = torch.full((settings.k, 1), settings.prior_mean or 0.0)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from coterie.core.aggregate import combined
 from coterie.core.federation import Federation
-from coterie.core.groupings import adjusted_rand
+from coterie.core.groupings import alike
+from coterie.core.layers import in_order_of_use, telling_matrix, weight_matrices
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, count, row, spread, stack
 from coterie.core.task import Task
@@ -25,18 +26,16 @@ from coterie.methods.md_icfl.distance import known_shares
 from coterie.methods.md_icfl.looks import believed, compared, enough_looks, judgement_due, seen_again, with_looks
 from coterie.methods.md_icfl.messages import Distanced, Doubts, Seeds
 from coterie.methods.md_icfl.second_look import NEVER_MEASURED
-from coterie.methods.md_icfl.settings import Settings
+from coterie.methods.md_icfl.settings import MDICFLSettings
 
-_ALIKE = 0.9
-"""The adjusted Rand index from which two judgements agree."""
 _LARGE = 0.5
-"""A group is large beside the others from this part of the way on between an equal share of the clients and all."""
+"""A group is large against the others from this part of the way on between an equal share of the clients and all."""
 _REST = 1 / 3
 """... if the others together have at least this part of an equal share."""
 
 
 def seeding_round(
-    method: Settings, state: Distanced, fed: Federation, ids: Sequence[ClientId]
+    method: MDICFLSettings, state: Distanced, fed: Federation, ids: Sequence[ClientId]
 ) -> tuple[Distanced, Log]:
     """One round of plain FedAvg; the clusters, once directions give the same K groups in successive judgements.
 
@@ -99,31 +98,8 @@ def seeding_layer(task: Task) -> str:
     The classifier is the layer with weights that the network uses last. Its updates follow the labels rather than the
     groups, so it is taken only where a network has no other layer.
     """
-    weights = _in_order_of_use(task)
-    inner = weights[:-1] or weights
-    linear = [name for name in inner if task.template[name].dim() == 2]
-    return linear[0] if linear else inner[-1]
-
-
-def _in_order_of_use(task: Task) -> list[str]:
-    """The names of the matrices of weights, in the order in which a forward pass is done with their layers.
-
-    The order in which a network lists its parameters says less: a head may be written down before the body.
-    """
-    names = [name for name in task.parameters if task.template[name].dim() > 1]
-    module, calls = task.module.eval(), []
-    hooks = [
-        layer.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, layer in module.named_modules()
-    ]
-    try:
-        with torch.no_grad():
-            module(task.inputs(torch.zeros(1, *task.shape, device=task.device)))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    last = {layer: place for place, layer in enumerate(calls)}
-    used = [name for name in names if name.rpartition(".")[0] in last]
-    return sorted(used, key=lambda name: last[name.rpartition(".")[0]])
+    weights = in_order_of_use(task, weight_matrices(task))
+    return telling_matrix(task, weights[:-1] or weights)
 
 
 def pulls(models: Stack, common: State, layer: str) -> Tensor:
@@ -163,13 +139,6 @@ def numbered(names: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
     """Labels renamed 0, 1, ... in the order in which they first occur."""
     order: dict[int, int] = {}
     return {name: order.setdefault(label, len(order)) for name, label in zip(names, labels, strict=True)}
-
-
-def alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Whether both group the clients that they share in nearly the same way: one of 40 may be elsewhere, of 24 none."""
-    shared = sorted(set(one) & set(other))
-    first, second = ([groups[name] for name in shared] for groups in (one, other))
-    return bool(shared) and adjusted_rand(first, second) >= _ALIKE
 
 
 def steady(groups: Mapping[str, int], before: Mapping[str, int]) -> bool:

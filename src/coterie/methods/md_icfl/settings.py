@@ -22,7 +22,7 @@ _CIFAR10 = ("swapped-rotated-cifar10", "rotated-cifar10", "swapped-cifar10", "cy
 
 
 @dataclass(frozen=True)
-class PaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
+class MDICFLPaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
     """What the paper names. Of the shared settings, epochs is its E, batch its B, lr its mu, fraction its R."""
 
     k: int = field(default=4, metadata=number_of("clusters", "K"))
@@ -38,7 +38,6 @@ class PaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
     generator_steps: int = field(default=1000, metadata={"help": "Adam steps of a fresh generator"})
     generator_lr: float = field(default=0.01, metadata={"help": "learning rate of the generator"})
     generator_batch: int = field(default=100, metadata={"help": "batch size of the generator"})
-    generator_hidden: int = field(default=256, metadata={"help": "width of the generator's hidden layer"})
     noise: int = field(default=16, metadata={"help": "noise inputs of the generator"})
     prior: float = field(default=0.1, metadata={"help": "strength of the prior (lambda)"})
     prior_mean: float | None = field(
@@ -47,7 +46,7 @@ class PaperSettings(ModelPerCluster[Distanced], Counted[Distanced]):
 
 
 @dataclass(frozen=True)
-class Settings(PaperSettings):
+class MDICFLSettings(MDICFLPaperSettings):
     """What we added to them. `preset=paper` turns all of it off."""
 
     start: Literal["shared", "independent"] = field(
@@ -84,6 +83,7 @@ class Settings(PaperSettings):
     generator_warm_steps: int = field(
         default=100, metadata={"help": "steps of the last round's generator; 0: a fresh one every round"}
     )
+    generator_hidden: int = field(default=256, metadata={"help": "width of the generator's hidden layer"})
     prior_squared: bool = field(default=False, metadata={"help": "square the norm of the prior"})
     clip: float = field(default=0.0, metadata={"help": "keep samples within +-clip; 0: free"})
     weighting: Literal["samples", "equal"] = field(

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from coterie.core import wire
 from coterie.core.aggregate import Rule, combined_bags
-from coterie.core.checks import check_reply, largest_norm, model_norms
 from coterie.core.cohort import Cohort
-from coterie.core.federation import Failure
 from coterie.core.rng import rng
 from coterie.core.rows import RowMath
 from coterie.core.samples import ClientId
-from coterie.core.states import Stack, State, concat
+from coterie.core.states import Stack, State
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.local_training import LocalTraining
@@ -124,8 +122,8 @@ class Request:
     @classmethod
     def models(cls, keys: Tensor) -> Request:
         """Trained models alone."""
-        nobody = torch.zeros(len(keys), dtype=torch.bool)
-        return cls(keys, nobody, nobody)
+        none = torch.zeros(len(keys), dtype=torch.bool)
+        return cls(keys, none, none)
 
 
 @dataclass(frozen=True)
@@ -254,90 +252,3 @@ def renewed(fresh: Tensor, new: Tensor, old: Tensor) -> Tensor:
     fill = NO_PEER if new.dtype == torch.int64 else 0
     wide = [torch.nn.functional.pad(lists, (0, width - lists.shape[1]), value=fill) for lists in (new, old)]
     return torch.where(fresh, wide[0], wide[1])
-
-
-def inbox_of(
-    own: Answers,
-    wanted: Sequence[int],
-    answers: Mapping[int, Answers],
-    template: State,
-    known: int,
-    stride: Tensor | None = None,
-) -> tuple[Inbox, dict[int, Failure]]:
-    """The inbox of one real peer from the answers that came (one model each), the bad ones refused by key.
-
-    An answer of another shape, with NaN, or far too large is treated as if it had never come.
-    """
-    # against its own model, which no other peer can influence
-    limit = largest_norm(model_norms({f"model/{name}": t for name, t in own.model.items()}, template))
-    good: dict[int, Answers] = {}
-    refused: dict[int, Failure] = {}
-    for key in wanted:
-        if key not in answers:
-            continue
-        failure = _wrong(answers[key], own, template, limit)
-        if failure is None:
-            good[key] = answers[key]
-        else:
-            refused[key] = failure
-    rows = {key: position + 1 for position, key in enumerate(good)}
-    index = torch.tensor([[rows.get(key, -1) for key in wanted]], dtype=torch.int64).reshape(1, -1)
-    keys = torch.tensor([list(wanted)], dtype=torch.int64).reshape(1, -1)
-    pool = _joined([own, *good.values()])
-    return Inbox(pool, torch.zeros(1, dtype=torch.int64), keys, index, torch.tensor([known]), stride=stride), refused
-
-
-def sketches_of(
-    own: Sketched, wanted: Sequence[int], came: Mapping[int, Sketched], known: int, stride: Tensor | None
-) -> tuple[Inbox, dict[int, Failure]]:
-    """The same for sketches: the inbox of one real peer, and the bad ones refused by key."""
-    good: dict[int, Sketched] = {}
-    refused: dict[int, Failure] = {}
-    for key in wanted:
-        if key not in came:
-            continue
-        other = came[key]
-        form = [(part.shape, part.dtype) for each in (own, other) for part in (each.sketch, each.heard)]
-        if form[:2] == form[2:]:
-            good[key] = other
-        else:
-            refused[key] = Failure("wrong shape", "its sketch is not of the agreed length")
-    rows = {key: position + 1 for position, key in enumerate(good)}
-    index = torch.tensor([[rows.get(key, -1) for key in wanted]], dtype=torch.int64).reshape(1, -1)
-    keys = torch.tensor([list(wanted)], dtype=torch.int64).reshape(1, -1)
-    pool = Answers({}, None, torch.cat([own.heard, *(each.heard for each in good.values())]))
-    sketches = torch.cat([own.sketch, *(each.sketch for each in good.values())])
-    return Inbox(pool, torch.zeros(1, dtype=torch.int64), keys, index, torch.tensor([known]), sketches, stride), refused
-
-
-def _wrong(answer: Answers, own: Answers, template: State, limit: float) -> Failure | None:
-    for models in (answer.model, answer.start):
-        if models is None:
-            continue
-        if set(models) != set(template):
-            return Failure("wrong shape", "it has other entries than the model of this federation")
-        _, bad = check_reply(["it"], {f"model/{name}": t for name, t in models.items()}, template, limit)
-        if bad:
-            return bad["it"]
-    if own.start is not None and answer.start is None:
-        return Failure("wrong shape", "it does not say where its local training began")
-    if answer.heard.shape != own.heard.shape or answer.heard.dtype != own.heard.dtype:
-        return Failure("wrong shape", "its hearsay is not a list of keys of the agreed length")
-    return None
-
-
-def _joined(answers: Sequence[Answers]) -> Answers:
-    """Several answers (one model each) as one pool."""
-    starts = [answer.start for answer in answers if answer.start is not None]
-    return Answers(
-        concat([answer.model for answer in answers]),
-        concat(starts) if answers[0].start is not None else None,
-        torch.cat([answer.heard for answer in answers]),
-    )
-
-
-def answer_of(model: Stack, start: Stack | None, heard: Keys, width: int) -> Answers:
-    """What one peer answers (a leading axis of one), hearsay filled up to `width`."""
-    told = torch.full((1, width), NO_PEER, dtype=torch.int64)
-    told[0, : len(heard)] = torch.from_numpy(heard)
-    return Answers(model, start, told)

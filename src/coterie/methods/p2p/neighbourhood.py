@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Federation
-from coterie.core.panels import Edge, Graph, Heatmap, Histogram, Lines, Node, Panel
+from coterie.core.panels import Edge, Heatmap, Histogram, Lines, Node, NodeGraph, Panel
 from coterie.core.samples import ClientId
 from coterie.methods.p2p.topology import NO_PEER, peer_keys
 
@@ -78,7 +78,7 @@ def panels_of(
     if aggregated is not None and len(links[0]):
         nodes = [Node(client, group.get(client, 0)) for client in ids]
         edges = [Edge(int(a), int(b)) for a, b in zip(*links, strict=True)]
-        panels.append(Graph("Neighbours, by true group", nodes, edges))
+        panels.append(NodeGraph("Neighbours, by true group", nodes, edges))
     return panels
 
 

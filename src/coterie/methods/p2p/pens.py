@@ -18,7 +18,7 @@ from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, members
 
 
 @dataclass(frozen=True)
-class Tally:
+class SelectionCounts:
     """How often a peer has chosen which others, [C, w]; its rounds so far, [C]; its neighbours, [C, v]."""
 
     seen: Tensor
@@ -30,7 +30,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class PENS(PeerMethod[Tally]):
+class PENS(PeerMethod[SelectionCounts]):
     """Stage one (t1 rounds): ask l random peers, aggregate the k whose models have the least loss on its data,
     and count them. Stage two: gossip with k of those chosen more often than chance would have it."""
 
@@ -49,7 +49,7 @@ class PENS(PeerMethod[Tally]):
     summary: ClassVar[str] = "peers keep those whose models often do best on their own data"
     use_when: ClassVar[str] = "there is no server, and every peer has hundreds of samples"
     avoid_when: ClassVar[str] = "samples are few: whose models do best is chance; 7 times FedAvg's bytes"
-    node_type: ClassVar[type[Tally]] = Tally
+    node_type: ClassVar[type[SelectionCounts]] = SelectionCounts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,12 +57,12 @@ class PENS(PeerMethod[Tally]):
         self._require(self.cutoff >= 0, "cutoff", "be at least 0")
         self._require(self.l >= self.k, "l", f"be at least k = {self.k}")
 
-    def start(self, c: Cohort) -> Tally:
+    def start(self, c: Cohort) -> SelectionCounts:
         """No peer has been chosen yet."""
         none = torch.empty(len(c), 0, dtype=torch.int64)
-        return Tally(none, none, torch.zeros(len(c), dtype=torch.int64), none, none, none.double())
+        return SelectionCounts(none, none, torch.zeros(len(c), dtype=torch.int64), none, none, none.double())
 
-    def choose(self, node: Tally, view: PeerView) -> Request:
+    def choose(self, node: SelectionCounts, view: PeerView) -> Request:
         """l random peers in stage one, then k neighbours; with no neighbour in reach, k random peers."""
         wanted = []
         for peer, age in enumerate(node.age.tolist()):
@@ -73,11 +73,13 @@ class PENS(PeerMethod[Tally]):
             wanted.append(view.draw(peer, self.k, among=near if len(near) else None))
         return Request.models(as_rows(wanted))
 
-    def measure(self, c: Cohort, node: Tally, inbox: Inbox) -> Tensor:
+    def measure(self, c: Cohort, node: SelectionCounts, inbox: Inbox) -> Tensor:
         """In stage one, by the loss on the peer's own data."""
         return by_loss(c, only(inbox, node.age < self.t1), "inverse")
 
-    def select(self, c: Cohort, node: Tally, inbox: Inbox, similarity: Tensor) -> tuple[Tally, Tensor]:
+    def select(
+        self, c: Cohort, node: SelectionCounts, inbox: Inbox, similarity: Tensor
+    ) -> tuple[SelectionCounts, Tensor]:
         """The k best of stage one's candidates are counted; stage two takes all that came."""
         first = node.age < self.t1
         chosen = torch.where(first[:, None], best(similarity, inbox.keys, inbox.mask, self.k), inbox.mask)
@@ -94,7 +96,7 @@ class PENS(PeerMethod[Tally]):
             else:
                 lists.append(members(node.neighbours[peer]))
         room = max(node.seen.shape[1] + self.k, node.neighbours.shape[1])
-        return Tally(
+        return SelectionCounts(
             seen=as_rows([seen for seen, _ in tallies], room),
             times=as_rows([times for _, times in tallies], room),
             age=age,
@@ -111,7 +113,7 @@ class PENS(PeerMethod[Tally]):
             return seen[times > self.k * self.t1 / max(known, 1) - 1]
         return seen[times >= math.ceil(self.t1 * (self.l + self.k) / (known + 1))]
 
-    def neighbours(self, node: Tally) -> Tensor:
+    def neighbours(self, node: SelectionCounts) -> Tensor:
         """In stage one those chosen last, then those chosen often."""
         return node.neighbours
 

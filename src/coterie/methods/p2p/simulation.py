@@ -79,7 +79,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Sent:
+class LastSent:
     """What peers would have sent in the last round they trained in, and whether there was such a round, [C]."""
 
     model: Stack
@@ -277,11 +277,11 @@ class Simulated(RoundMethod[Network], Generic[N]):
         return trained
 
     @on_client("models")
-    def last_sent(self, c: Cohort, sent: Nothing) -> Sent:
+    def last_sent(self, c: Cohort, sent: Nothing) -> LastSent:
         """On the peer: its answer of an earlier round, as a real peer keeps it for those who ask."""
         nothing = spread(c.task.template, len(c))
         ever = torch.tensor(["sent" in memory for memory in c.memory])
-        return Sent(c.recall("sent", nothing), c.recall("began", nothing), ever)
+        return LastSent(c.recall("sent", nothing), c.recall("began", nothing), ever)
 
     @on_client("scores")
     def meet(self, c: Cohort, sent: Meeting) -> Met:

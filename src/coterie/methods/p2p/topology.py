@@ -20,7 +20,7 @@ from coterie.core.samples import ClientId
 Keys = npt.NDArray[np.int64]
 Topology = Literal["full", "random", "ring", "islands"]
 NO_PEER = -1
-NOBODY: Keys = np.empty(0, dtype=np.int64)
+NO_KEYS: Keys = np.empty(0, dtype=np.int64)
 
 
 def peer_key(client: ClientId) -> int:

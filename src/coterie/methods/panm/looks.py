@@ -109,7 +109,7 @@ def strayed(strides: Tensor, stride: Tensor, times: float) -> Tensor:
 
     `strides` [C, 1 + n] are the first one and the last n, 0 where there was none. To unlearn other data and learn its
     own a model goes farther than it went from the beginning, and many times as far as those go that know their data
-    (the median of the last ones). With fewer than three of these nobody is judged.
+    (the median of the last ones). With fewer than three of these no peer is judged.
     """
     last = torch.where(strides[:, 1:] > 0, strides[:, 1:], torch.nan)
     enough = (strides[:, 1:] > 0).sum(1) >= _ENOUGH

@@ -4,12 +4,12 @@ Federated Learning with Adaptive Neighbor Matching").
 The paper's symbols: N_i the neighbours of peer i (`node.neighbours`), C_i its l candidates and S_i its l neighbours
 that are compared (`choose`), H_i those that are found alike (`alike`, by the EM of `matching.fitted`), k the
 neighbours that are averaged. What is ours is in `ours`, `looks` and `additions`, and among the settings in
-`settings.Settings`; with `preset=paper` none of it does anything.
+`settings.PANMSettings`; with `preset=paper` none of it does anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -19,20 +19,34 @@ from torch import Tensor
 from typing_extensions import override
 
 from coterie.core.cohort import Cohort
+from coterie.core.states import Stack
+from coterie.core.task import Task
 from coterie.methods.p2p.base import Inbox, PeerView, Request, best, only, renewed
 from coterie.methods.p2p.similarity import by_loss
 from coterie.methods.p2p.topology import NO_PEER, Keys, as_rows, draw, members
-from coterie.methods.panm.additions import Additions
+from coterie.methods.panm.additions import (
+    alike,
+    asked,
+    blank,
+    forgetting,
+    judged,
+    kept,
+    many_silent,
+    trained_on,
+    two_sketches,
+    unpacked,
+    whom_to_compare,
+)
 from coterie.methods.panm.looks import by_sketch
 from coterie.methods.panm.matching import confident, matched
-from coterie.methods.panm.settings import Matching
+from coterie.methods.panm.settings import Matching, PANMSettings
 from coterie.methods.panm.similarity import by_direction
 
 Stage = Literal["initialise", "match", "gossip"]
 
 
 @dataclass(frozen=True)
-class PANM(Additions):
+class PANM(PANMSettings):
     """Algorithm 1. Stage one, t1 rounds: the k most similar of l random peers and the last neighbours (confident
     neighbour initialisation, eq. 8). Stage two: gossip with k of the neighbours; every tau rounds the list is matched
     again by hard EM on the similarities of l neighbours and l others (heuristic neighbour matching, eq. 14-18).
@@ -50,24 +64,24 @@ class PANM(Additions):
 
     def start(self, c: Cohort) -> Matching:
         """No neighbours yet: N_i is empty."""
-        return self.blank(len(c))
+        return blank(self, len(c))
 
     def _measuring(self, node: Matching, keys: Tensor) -> Tensor:
         """Who measures similarities this round, [C]: in stage one, when matching, and when a stranger is asked."""
         stranger = (keys != NO_PEER) & ~_listed(keys, node.neighbours)
-        return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0) | self.many_silent(node)
+        return stranger.any(1) | (node.age < self.t1) | ((node.age + 1) % self.tau == 0) | many_silent(self, node)
 
     def choose(self, node: Matching, view: PeerView) -> Request:
         """Stage one: N and l others. Matching: l of N and l others. Gossip: k of N."""
         wanted = []
-        silent = self.many_silent(node).tolist()
+        silent = many_silent(self, node).tolist()
         for peer, age in enumerate(node.age.tolist()):
             near = view.sees(peer, members(node.neighbours[peer]))
             stage = self.stage(age, near)
             if stage == "gossip" and not silent[peer]:
                 wanted.append(view.draw(peer, self.k, among=near))
                 continue
-            others = most = self.asked(node, peer)
+            others = most = asked(self, node, peer)
             if stage != "initialise":
                 known = near if len(near) <= most else view.draw(peer, most, among=near)
                 others += self.l - len(known) if self.fill and len(known) < self.l else 0
@@ -94,22 +108,22 @@ class PANM(Additions):
 
     def measure(self, c: Cohort, node: Matching, inbox: Inbox) -> Tensor:
         """Equations 3 and 6, where others than neighbours were asked."""
-        asked = only(inbox, self._measuring(node, inbox.keys))
+        answers = only(inbox, self._measuring(node, inbox.keys))
         if self.metric == "loss":
-            return by_loss(c, asked, self.loss_score, self.judged(c))
-        seen = self.seen(node, asked)
+            return by_loss(c, answers, self.loss_score, judged(self, c))
+        seen = whom_to_compare(node, answers)
         known = self.compared(node, _listed(seen.keys, node.neighbours))
         if inbox.sketches is None or not self.sketches:
-            return by_direction(c, asked, self.alpha, known)
+            return by_direction(c, answers, self.alpha, known)
         return by_sketch(inbox.sketches[inbox.own], seen, self.alpha, known)
 
     def select(self, c: Cohort, node: Matching, inbox: Inbox, similarity: Tensor) -> tuple[Matching, Tensor]:
         """Renew the list where similarities were measured, and say whom to aggregate."""
         measuring = self._measuring(node, inbox.keys)
-        seen = self.seen(node, only(inbox, measuring))
+        seen = whom_to_compare(node, only(inbox, measuring))
         known = _listed(seen.keys, node.neighbours)
         top = best(similarity, seen.keys, seen.valid, self.k)
-        same, early = self.alike(node, inbox, similarity, seen, known)
+        same, early = alike(self, node, inbox, similarity, seen, known)
         initialise = measuring & ((node.age < self.t1) | ~known.any(1)) & ~early
         nearest = best(similarity, seen.keys, seen.came, self.k)
         lists, chosen = [], torch.zeros_like(seen.valid)
@@ -130,18 +144,41 @@ class PANM(Additions):
             age=node.age + 1,
             scored=renewed(measuring[:, None], torch.where(seen.valid, seen.keys, NO_PEER), node.scored),
             similarity=renewed(measuring[:, None], similarity, node.similarity),
-            **self.kept(node, inbox, seen, measuring),
+            **kept(node, inbox, seen, measuring),
         )
-        return self.forgetting(node, after, inbox, chosen[:, : inbox.mask.shape[1]])
+        return forgetting(self, node, after, inbox, chosen[:, : inbox.mask.shape[1]])
 
     def _partners(self, c: Cohort, peer: int, keys: Keys, fine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tensor:
-        """k of the matched peers, whose models are at hand."""
+        """k of the matched peers whose models came."""
         taken = draw(c.rng(peer, "matched"), np.sort(keys[fine]), self.k)
         return torch.from_numpy(np.isin(keys, taken) & fine)
 
     @override
     def neighbours(self, node: Matching) -> Tensor:
         return node.neighbours
+
+    # ours, from here on
+
+    @override
+    def unpack_node(self, parts: Mapping[str, Tensor]) -> Matching:
+        return unpacked(self, parts)
+
+    @override
+    def sketch(self, task: Task, seed: int, ends: Stack, begins: Stack) -> Tensor | None:
+        return two_sketches(self, task, seed, ends, begins)
+
+    @override
+    def train(self, c: Cohort, models: Stack) -> Stack:
+        return super().train(trained_on(self, c), models)
+
+    @property
+    @override
+    def watches_strides(self) -> bool:
+        return self.forget > 0
+
+    def restarts(self, node: Matching) -> Tensor | None:
+        """Those who have just forgotten what they had learnt."""
+        return node.age == 0 if self.forget > 0 else None
 
 
 def _listed(keys: Tensor, lists: Tensor) -> Tensor:

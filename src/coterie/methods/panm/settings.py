@@ -50,7 +50,7 @@ class Matching:
 
 
 @dataclass(frozen=True)
-class PaperSettings(PeerMethod[Matching]):
+class PANMPaperSettings(PeerMethod[Matching]):
     """What the paper names. Of the settings of all peers, k and l are its k and l, epochs its e, lr its eta."""
 
     t1: int = field(default=10, metadata={"help": "rounds of stage one (T1)"})
@@ -63,7 +63,7 @@ class PaperSettings(PeerMethod[Matching]):
 
 
 @dataclass(frozen=True)
-class Settings(PaperSettings):
+class PANMSettings(PANMPaperSettings):
     """What we added to them. `preset=paper` turns all of it off."""
 
     weigh: Literal["fixed", "fisher", "late"] = field(

@@ -19,15 +19,15 @@ from coterie.methods import method_named
 from coterie.methods.base import ServerMethod
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.given_groups import GivenGroups
-from coterie.runs.advice.answer import Advice, Choice
+from coterie.runs.advice.answer import Advice, Candidate
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
 from coterie.runs.advice.remarks import asked_for_more, remarks_on
 from coterie.runs.options import RunOptions
-from coterie.runs.rates import found_rate
+from coterie.runs.rates import rated, tested_rate
 from coterie.runs.result import Result
-from coterie.runs.simulate import needs_rate, simulate, with_scenario_rate
+from coterie.runs.simulate import simulate
 from coterie.runs.view import NotesOnly
 from coterie.simulation.simulator import EngineOptions
 
@@ -38,7 +38,7 @@ _VISITS = 600_000
 _ROUNDS = (10, 20)
 """The fewest and the most rounds."""
 _CLOSE = 0.005
-"""So much (half a point) is worth nobody's trouble."""
+"""A gain below this (half a point) does not count."""
 LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO = (
     *("local training", "FedAvg", "FedAvg, fine-tuned", "a model per group"),
     *("a model per group, fine-tuned", "auto"),
@@ -74,13 +74,14 @@ def advise(
     held = HeldOut(population, ids, given.seed)
     samples = sum(len(held.client(client).train) for client in ids)
     rounds, settings = _length(samples, settings)
-    plain = with_scenario_rate(FedAvg(**_known_settings(FedAvg, settings)), population)
-    if needs_rate(plain, population):
+    plain = FedAvg(**_known_settings(FedAvg, settings))
+
+    def test() -> float:
         minimised = given.loss if loss == "auto" else loss
         learnt = Task.of(model, held, task=given.task, loss=minimised, metric=given.metric, dtype=given.torch_dtype)
-        found_lr = found_rate(learnt, held, plain.opt, given.seed)
-        note(found_lr.said)
-        plain = dataclasses.replace(plain, lr=found_lr.rate)
+        return tested_rate(learnt, held, plain.opt, given.seed, note)
+
+    plain = rated(plain, population, test)
     if plain.lr is not None:
         settings["lr"] = plain.lr
     short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
@@ -180,7 +181,7 @@ def _groups(result: Result) -> dict[ClientId, int]:
     return {client: numbers[cluster] for client, cluster in zip(result.client_ids, clusters, strict=True)}
 
 
-def _choices(runs: Mapping[str, Result]) -> tuple[Choice, ...]:
+def _choices(runs: Mapping[str, Result]) -> tuple[Candidate, ...]:
     """Every run, as it is and fine-tuned, with what clients gain by it."""
     found: dict[str, tuple[Result, Mapping[str, Any], dict[str, float]]] = {}
     tuned = {FEDAVG: TUNED, GROUPS: GROUPS_TUNED}
@@ -193,7 +194,7 @@ def _choices(runs: Mapping[str, Result]) -> tuple[Choice, ...]:
     for name in (each for each in (LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, AUTO) if each in found):
         result, settings, scores = found[name]
         made.append(
-            Choice(
+            Candidate(
                 name=name,
                 method=result.method,
                 settings=settings,
@@ -212,7 +213,7 @@ def _known(result: Result, values: Sequence[float | None]) -> dict[str, float]:
     return {client: value for client, value in zip(result.client_ids, values, strict=True) if value is not None}
 
 
-def _recommended(choices: Sequence[Choice], names: Sequence[str], *, in_groups: bool, lower: bool) -> Choice:
+def _recommended(choices: Sequence[Candidate], names: Sequence[str], *, in_groups: bool, lower: bool) -> Candidate:
     """auto where there may be groups, else FedAvg; something else only if the trial is sure of it.
 
     A trial is short, and what trains together goes on to improve when local models have long been finished: what
@@ -228,7 +229,7 @@ def _recommended(choices: Sequence[Choice], names: Sequence[str], *, in_groups: 
     return next(choice for choice in better if abs(choice.score - best) <= close)
 
 
-def _surely(choice: Choice, usual: Choice, close: float, *, lower: bool) -> bool:
+def _surely(choice: Candidate, usual: Candidate, close: float, *, lower: bool) -> bool:
     """Whether local training is surely as good as the usual choice, or something else surely worth more."""
     gain = paired_gain(choice.per_client, usual.per_client, lower=lower)
     return gain.low >= -close if choice.name == LOCAL else gain.sure and gain.mean > close

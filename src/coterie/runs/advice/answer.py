@@ -12,7 +12,7 @@ from coterie.runs.advice.paired import Interval
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """Something that could be run, and how it did in the trial."""
 
     name: str
@@ -40,9 +40,9 @@ class Advice:
     evidence: Interval
     """What clients gain on held-out data if each trains with its group instead of with all."""
     verdict: str
-    recommended: Choice
+    recommended: Candidate
     command: str
-    choices: tuple[Choice, ...]
+    choices: tuple[Candidate, ...]
     clients: Mapping[str, int]
     apart: str
     """What tells the groups apart; empty where there is one."""

@@ -34,7 +34,7 @@ def remarks_on(population: Population) -> Iterator[str]:
     if skew >= _SKEWED:
         yield (
             f"Labels are skewed: a client's label shares are {100 * skew:.0f} % away from the common ones. "
-            "That alone is no group."
+            "That alone does not make a group."
         )
     if asked_for_more(population):
         yield (

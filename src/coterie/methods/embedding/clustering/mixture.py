@@ -4,8 +4,8 @@ A client's bits of class c are drawn from its group's mean of that class if it h
 not; whether it does is a probability. So classes that a client lacks hardly speak, and no pair of clients needs to have
 classes in common. Which partitions are likely is in `sampler`.
 
-How many groups: a class of a client is foretold by the group that its *other* classes name, with the client itself left
-out of all means. Groups count where that is better than one mean for all, by many standard errors over clients.
+How many groups: a class of a client is predicted by the group that its *other* classes name, with the client itself
+left out of all means. Groups count where that is better than one mean for all, by many standard errors over clients.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from coterie.methods.embedding.clustering.split_half import Bits
 from coterie.methods.embedding.clustering.ward import Floats, Ints
 
 SURE = 4.5
-"""Standard errors by which groups must foretell better than one mean; docs/results/embedding.md has real values."""
+"""Standard errors by which groups must predict better than one mean; docs/results/embedding.md has real values."""
 _MOST_GROUPS = 8
-_FEWEST = 2  # nobody foretells a client that is alone
+_FEWEST = 2  # a client that is alone has no one to be predicted by
 _PRIOR = 1.0
 """How many clients of the overall mean are added to every group's."""
 _LEAST, _TINY, _SURELY = 0.03, 1e-12, 0.01

@@ -1,4 +1,7 @@
-"""How many clusters: rules that choose a cut of Ward's tree."""
+"""How many clusters: rules that choose a cut of Ward's tree.
+
+`paper` and `bayes` are the paper's (`algorithm2`); the others are ours, or the literature's.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,19 @@ from importlib.util import find_spec
 import numpy as np
 
 from coterie.core.errors import CoterieError, installing, unknown
-from coterie.core.rng import key64
-from coterie.core.threads import one_thread_everywhere
+from coterie.methods.embedding.clustering.algorithm2 import bayesian_search, every_cut
+from coterie.methods.embedding.clustering.cuts import RuleInput, best_cut
 from coterie.methods.embedding.clustering.mixture import groups_by_mixture
 from coterie.methods.embedding.clustering.split_half import Bits, groups_by_halves
 from coterie.methods.embedding.clustering.ward import Floats, Ints, Tree, silhouettes, squared_distances, ward
 
-_KAPPA = 2.576
-"""How much the upper confidence bound of Bayesian optimisation adds for not knowing."""
 _USUALLY_HELD = 0.9
 _NEARLY_ALL = 0.83  # of the classes; with 35 samples and even labels clients hold 0.98, with alpha = 10 0.79
 _FEW_CLIENTS = 200  # the mixture takes seconds for a hundred clients, and finds too many groups among a thousand
-_RANDOM_PROBES, _GUIDED_PROBES = 30, 5
-"""Evaluations of the authors' Bayesian optimisation."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class FoundClusters:
     """The chosen clusters, the tree they were cut from, and what the rule looked at (scores by number of clusters)."""
 
     labels: Ints
@@ -38,30 +37,12 @@ class Choice:
         return int(self.labels.max()) + 1
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a rule is given."""
-
-    tree: Tree
-    bits: Bits
-    classes: int
-    min_size: int
-    seed: int
-    held: Floats
-    """The probability that a client holds a class, [clients, classes]."""
-
-    @property
-    def admissible(self) -> list[int]:
-        """Numbers of clusters, from 2, of the cuts whose smallest cluster has `min_size` members."""
-        return [k for k in range(2, self.tree.points) if self.tree.smallest[k - 1] >= self.min_size]
-
-
-Rule = Callable[[Request], tuple[Ints, dict[int, float]]]
+Rule = Callable[[RuleInput], tuple[Ints, dict[int, float]]]
 
 
 def choose(
     bits: Bits, classes: int, rule: str = "either", *, min_size: int = 0, seed: int = 0, held: Floats | None = None
-) -> Choice:
+) -> FoundClusters:
     """Cluster clients by their embeddings, [clients, bits], without being told the number of clusters.
 
     `classes` is the number of blocks of equal length that an embedding has. `min_size` is the least size of a cluster
@@ -76,11 +57,11 @@ def choose(
     tree = ward(bits)
     alone = np.zeros(tree.points, np.int64)
     if tree.points < 2 or tree.heights[-1] <= 0:  # one client, or all clients equal
-        return Choice(alone, tree, {})
+        return FoundClusters(alone, tree, {})
     known = np.full((len(bits), classes), _USUALLY_HELD) if held is None else held
-    request = Request(tree, bits, classes, min_size or max(2, tree.points // 10), seed, known)
+    request = RuleInput(tree, bits, classes, min_size or max(2, tree.points // 10), seed, known)
     labels, scores = RULES[rule](request)
-    return Choice(labels, tree, scores)
+    return FoundClusters(labels, tree, scores)
 
 
 def check_rule(rule: str) -> None:
@@ -94,98 +75,49 @@ def check_rule(rule: str) -> None:
         )
 
 
-def _halves(request: Request) -> tuple[Ints, dict[int, float]]:
+def _halves(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     labels, scores = groups_by_halves(request.bits, request.classes)
     return labels, dict(enumerate(scores, 1))
 
 
-def _mixture(request: Request) -> tuple[Ints, dict[int, float]]:
+def _mixture(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     return groups_by_mixture(request.bits, request.held, request.seed)
 
 
-def _either(request: Request) -> tuple[Ints, dict[int, float]]:
+def _either(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     """Halves where clients hold nearly all classes, the mixture where they do not (and are not too many for it)."""
     lacking = float(request.held.mean()) < _NEARLY_ALL and len(request.bits) <= _FEW_CLIENTS
     return _mixture(request) if lacking else _halves(request)
 
 
-def _best(request: Request, scores: dict[int, float]) -> tuple[Ints, dict[int, float]]:
-    """The cut with the highest score (the fewest clusters among equals); one cluster where no cut may be chosen."""
-    best = max(scores, key=lambda k: (scores[k], -k)) if scores else 1
-    return request.tree.cut(best), scores
-
-
-def _paper(request: Request) -> tuple[Ints, dict[int, float]]:
-    """The authors' rule: the least Calinski-Harabasz index among cuts of more than 2 clusters of `min_size` or more."""
-    return _best(request, _authors_scores(request))
-
-
-def _authors_scores(request: Request) -> dict[int, float]:
+def _calinski_harabasz(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     index = request.tree.calinski_harabasz
-    return {k: -float(index[k - 1]) for k in request.admissible if k > 2}
+    return best_cut(request, {k: float(index[k - 1]) for k in range(2, request.tree.points)})
 
 
-def _calinski_harabasz(request: Request) -> tuple[Ints, dict[int, float]]:
-    index = request.tree.calinski_harabasz
-    return _best(request, {k: float(index[k - 1]) for k in range(2, request.tree.points)})
-
-
-def _height_ratio(request: Request) -> tuple[Ints, dict[int, float]]:
+def _height_ratio(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     """Cut where a merge is highest compared with the one before it."""
     heights = request.tree.heights
     # clients with equal embeddings merge at height 0, and no ratio may be infinite
     floor = np.maximum(heights, heights[-1] * 1e-6)
     n = request.tree.points
-    return _best(request, {k: float(floor[n - k] / floor[n - k - 1]) for k in range(2, n)})
+    return best_cut(request, {k: float(floor[n - k] / floor[n - k - 1]) for k in range(2, n)})
 
 
-def _silhouette(request: Request) -> tuple[Ints, dict[int, float]]:
+def _silhouette(request: RuleInput) -> tuple[Ints, dict[int, float]]:
     admissible = set(request.admissible)
     found = silhouettes(request.tree, squared_distances(request.bits), max(admissible, default=1))
-    return _best(request, {k: score for k, score in found if k in admissible})
-
-
-def _bayes(request: Request) -> tuple[Ints, dict[int, float]]:
-    """Algorithm 2: thresholds tried by a Gaussian process and its upper confidence bound; the best tried is taken."""
-    from bayes_opt import BayesianOptimization
-    from bayes_opt.acquisition import UpperConfidenceBound
-
-    tree, exact = request.tree, _authors_scores(request)
-    if not exact:
-        return np.zeros(tree.points, np.int64), {}
-    # the authors' -500 is better than an admissible index above 500; this is worse than any
-    penalty = 2 * min(exact.values()) - 1
-
-    def score(d: float) -> float:
-        return exact.get(tree.clusters_at(d), penalty)
-
-    search = BayesianOptimization(
-        score,
-        {"d": _bounds(tree.heights)},
-        acquisition_function=UpperConfidenceBound(kappa=_KAPPA),
-        random_state=key64(request.seed, "bayes") % (1 << 32),
-        verbose=0,
-        allow_duplicate_points=True,
-    )
-    with one_thread_everywhere():  # on matrices this small more threads only wait for each other
-        search.maximize(init_points=_RANDOM_PROBES, n_iter=_GUIDED_PROBES)
-    tried = {tree.clusters_at(float(probe["params"]["d"])): float(probe["target"]) for probe in search.res}
-    return _best(request, {k: value for k, value in tried.items() if k in exact})
-
-
-def _bounds(heights: Floats) -> tuple[float, float]:
-    """Thresholds from the lowest merge to just above the highest (the authors' 1 to 100 does not fit long vectors)."""
-    return float(heights[0]), float(heights[-1]) * 1.01
+    return best_cut(request, {k: score for k, score in found if k in admissible})
 
 
 RULES: dict[str, Rule] = {
     "either": _either,
     "halves": _halves,
-    "paper": _paper,
+    "paper": every_cut,
     "height_ratio": _height_ratio,
     "calinski_harabasz": _calinski_harabasz,
     "silhouette": _silhouette,
-    "bayes": _bayes,
+    "bayes": bayesian_search,
     "mixture": _mixture,
 }
 """The rules by name; the first is the default."""
