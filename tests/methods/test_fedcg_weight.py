@@ -78,9 +78,9 @@ def test_clients_judge_before_they_train_on_what_they_do_not_train_on(digits: Ow
         c, sent, kept = found
         for index, client in enumerate(c.data):
             samples = getattr(client, part)
-            side = torch.full((len(samples),), int(sent.domain[index]))
+            domains = torch.full((len(samples),), int(sent.domain[index]))
             models = stack([weighing(sent.model, ["network.3.scale"], times) for times in TIMES])
-            assert torch.equal(kept[index], score(c.task, models, replace(samples, side=side)).loss)
+            assert torch.equal(kept[index], score(c.task, models, replace(samples, extra=domains)).loss)
     assert not torch.equal(with_part[2], without[2])
 
 
