@@ -13,7 +13,7 @@ constexpr long kMixedBatch = 512;      // where samples are normalised by each o
 template <class T>
 Status evaluate(const EvaluateCall& call) {
     const Network net = network_of(call.network);
-    if (Status status = check_data(call.data, net, nullptr, 0)) return status;
+    if (Status status = check_data<T>(call.data, net, nullptr, 0)) return status;
     const Samples<T> inputs = inputs_of<T>(call.data, net);
     const Targets<T> targets = targets_of<T>(call.data, net);
     const long count = call.data.samples, classes = net.outputs();

@@ -11,7 +11,7 @@ from coterie.kernel.library import LayerRecord, array_of
 
 Loss = Literal["cross_entropy", "mse"]
 Kind = Literal[
-    "convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout", "norm", "add", "field"
+    "convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout", "norm", "add", "field", "lookup"
 ]  # fmt: skip
 _KINDS: dict[Kind, int] = {kind: number for number, kind in enumerate(get_args(Kind))}
 BEFORE = -2
@@ -44,6 +44,10 @@ class Layer:
     """Of channels that are normalised together; 0: every channel over the batch."""
     mean: int = field(default=-1, kw_only=True)
     variance: int = field(default=-1, kw_only=True)
+    columns: tuple[int, int] = field(default=(0, 0), kw_only=True)
+    """Of the input, that are looked up: the first, and how many."""
+    rows: int = field(default=0, kw_only=True)
+    """Of an embedding; 0: columns are taken as they are."""
     eps: float = field(default=0.0, kw_only=True)
     momentum: float = field(default=0.0, kw_only=True)
 
@@ -76,7 +80,16 @@ def records(layers: Sequence[Layer]) -> ctypes.Array[LayerRecord]:
             LayerRecord(
                 *(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias),
                 *(layer.domains, layer.residual, layer.scale, layer.source, layer.other, *layer.stride, *layer.size),
-                *(layer.groups, layer.mean, layer.variance, layer.rate, layer.eps, layer.momentum),
+                *(
+                    layer.groups,
+                    layer.mean,
+                    layer.variance,
+                    *layer.columns,
+                    layer.rows,
+                    layer.rate,
+                    layer.eps,
+                    layer.momentum,
+                ),
             )
             for layer in layers
         ]

@@ -7,6 +7,7 @@
 #include "gather.hpp"
 #include "graph_trunk.hpp"
 #include "head.hpp"
+#include "lookup.hpp"
 #include "loss.hpp"
 #include "routed.hpp"
 #include "trunk.hpp"
@@ -39,6 +40,7 @@ class Model {
             routed_ = std::make_unique<Routed<T>>(net, parameters_, batch);
         }
         if (!net.graph.empty()) graph_ = make_graph_trunk<T>(net, parameters_, batch);
+        if (!net.lookups.empty()) graph_ = std::make_unique<Lookups<T>>(net, parameters_);
         long fitting = block_bytes / std::max<long>(1, Trunk<T>::bytes_per_sample(net));
         // Whole vectors of samples, at least one: narrower blocks cost more in tails than the cache gives back.
         block_ = std::min(batch, std::max<long>(kLanes<T>, fitting / kLanes<T> * kLanes<T>));

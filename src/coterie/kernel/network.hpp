@@ -3,7 +3,7 @@
 //   trunk: convolutions, pools, activations and dropout on maps (channels, height, width)
 //   head:  linear layers with their activations and dropout on vectors
 //
-// A trunk that is more than a chain of such stages is a graph (graph.hpp). A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], or an average pool, or
+// Instead of a trunk, columns of the input may be looked up in embeddings (lookup.hpp). A trunk that is more than a chain of such stages is a graph (graph.hpp). A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], or an average pool, or
 // dropout; of the head linear [activation] [dropout].
 #pragma once
 
@@ -56,12 +56,20 @@ struct HeadStage {
     Dropout dropout;
 };
 
+// Some columns of the input, each taken as it is or as the row of an embedding that it names; all of them side by side.
+struct Lookup {
+    long first, columns, rows, width;
+    Parameter weight;
+    long size() const { return columns * width; }
+};
+
 struct Network {
     MapShape in;
     std::vector<TrunkStage> trunk;
     std::vector<HeadStage> head;
     Loss loss;
     std::vector<Node> graph = {};  // instead of a trunk
+    std::vector<Lookup> lookups = {};  // likewise
     const void* mix = nullptr;  // [domains][domains], of the weights' type: how domains borrow from each other
 
     bool routes_trunk() const { return !trunk.empty() && trunk.back().domain.domains > 0; }
@@ -99,7 +107,14 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         map = reader.out();
         net.graph = std::move(reader.nodes);
     }
+    for (; at < count && Kind(layers[at].kind) == Kind::lookup; at++) {
+        const LayerRecord& layer = layers[at];
+        net.lookups.push_back({layer.first_column, layer.columns, layer.rows, layer.outputs, {long(layer.weight_offset)}});
+        if (layer.first_column < 0 || layer.columns < 1 || layer.first_column + layer.columns > net.in.size())
+            throw std::invalid_argument("a lookup of columns that are not there");
+    }
     while (at < count && Kind(layers[at].kind) != Kind::linear) {
+        if (!net.lookups.empty()) throw std::invalid_argument("a trunk behind lookups");
         if (net.routes_trunk()) throw std::invalid_argument("only the last stage of the trunk may have domains");
         TrunkStage stage;
         stage.in = stage.convolved = map;
@@ -150,7 +165,8 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         map = stage.out;
         net.trunk.push_back(stage);
     }
-    long features = map.size();
+    long features = net.lookups.empty() ? map.size() : 0;
+    for (const Lookup& each : net.lookups) features += each.size();
     while (at < count && Kind(layers[at].kind) == Kind::linear) {
         HeadStage stage;
         stage.inputs = features;

@@ -29,6 +29,8 @@ class Parameters {
             if (!convolves && node.weight.present()) add_plain(node.weight.offset, node.out.channels);
             if (node.bias.present()) add_plain(node.bias.offset, node.out.channels);
         }
+        for (const Lookup& each : net.lookups)
+            if (each.rows) add_plain(each.weight.offset, each.rows * each.width);
         for (const HeadStage& stage : net.head)
             add_layer(stage.weight, stage.bias, stage.domain, stage.inputs * stage.outputs, stage.outputs,
                       {{stage.inputs, stage.outputs}});

@@ -19,6 +19,7 @@ from coterie.core.compiled import Refusal
 from coterie.core.task import DRAWING
 from coterie.kernel import known  # noqa: F401 (registers its layers)
 from coterie.kernel.chain import BATCH, LAYERS, NETWORKS, Chain, NotKnown
+from coterie.kernel.columns import Front
 from coterie.kernel.layers import Kind, Loss
 from coterie.kernel.library import Library, installed
 from coterie.kernel.net import Net
@@ -104,7 +105,7 @@ class _Walk:
     """Goes once through the traced graph and adds what it finds to the chain."""
 
     def __init__(self, chain: Chain, graph: fx.Graph) -> None:
-        self.chain = chain
+        self.chain, self.front = chain, Front(chain)
         self.values: dict[fx.Node, Any] = {}
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self.current: fx.Node | None = None
@@ -112,6 +113,7 @@ class _Walk:
         self.adds = any(node.target in _ADDITIONS for node in graph.nodes)
         for node in graph.nodes:
             self._visit(node)
+        self.front.check()
 
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -119,6 +121,7 @@ class _Walk:
                 raise NotKnown("its forward takes more than one input")
             self.current = node
             self.shapes[node], self.places[node] = self.chain.shape, self.chain.place
+            self.front.begin(node)
         elif node.op == "output":
             if node.args[0] is not self.current:
                 raise NotKnown("its forward does not return the last layer's output alone")
@@ -126,6 +129,9 @@ class _Walk:
             raise NotKnown(f"its forward uses {node.target} outside a layer")
         elif self._is_shape(node):
             self.values[node] = self._shape_value(node)
+        elif self.front.takes(node):
+            self.shapes[node] = self.front.add(node, self.values)
+            self.current = node
         else:
             self._layer(node)
             self.current = node
@@ -156,6 +162,8 @@ class _Walk:
 
     def _check_input(self, node: fx.Node) -> None:
         source = node.args[0] if node.args else None
+        if self.front.read(source):
+            return
         if self.adds and isinstance(source, fx.Node) and source in self.places:  # a branch that is added to another
             self.chain.place, self.chain.shape = self.places[source], self.shapes[source]
         elif source is not self.current:

@@ -35,6 +35,9 @@ def difference(net: Net, reference: nn.Module, routed: Routed | None) -> str | N
             flat[start : start + values.numel()] = statistics[name]
             start += values.numel()
         x = torch.randn(_SAMPLES, *net.input_shape, generator=generator, dtype=torch.float64)
+        for column, rows in enumerate(net.rows_named):
+            if rows:
+                x[:, column] = torch.randint(0, rows, (_SAMPLES,), generator=generator).to(x.dtype)
         mix = getattr(reference, routed.mix) if routed else None
         route = Routing(torch.arange(_SAMPLES) % net.domains, mix) if routed else None
         try:
