@@ -111,9 +111,9 @@ class Front:
         return True
 
     def check(self) -> None:
-        """Behind columns come linear layers: nothing else has been made for them."""
+        """Behind columns come layers over sequences or linear ones: nothing else has been made for them."""
         kinds = [layer.kind for layer in self.chain.layers]
-        behind = next((kind for kind in kinds if kind != "lookup"), "linear")
+        behind = next((kind for kind in kinds if kind not in ("lookup", "lstm")), "linear")
         if "lookup" in kinds and behind != "linear":
             raise NotKnown(f"{behind} behind columns of the input is not known to the kernel")
 

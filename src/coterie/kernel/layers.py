@@ -11,7 +11,8 @@ from coterie.kernel.library import LayerRecord, array_of
 
 Loss = Literal["cross_entropy", "mse"]
 Kind = Literal[
-    "convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout", "norm", "add", "field", "lookup"
+    "convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout", "norm", "add", "field", "lookup",
+    "lstm",
 ]  # fmt: skip
 _KINDS: dict[Kind, int] = {kind: number for number, kind in enumerate(get_args(Kind))}
 BEFORE = -2

@@ -63,6 +63,22 @@ struct Lookup {
     long size() const { return columns * width; }
 };
 
+// A layer over sequences; its parameters lie one behind the other, as torch names them.
+struct SequenceLayer {
+    Kind kind;
+    long inputs, outputs;
+    Parameter first;
+    bool biased;
+
+    // Of an LSTM: W_ih, W_hh, b_ih or b_hh of one gate.
+    Parameter gate(int part, long gate) const {
+        const long sizes[] = {inputs * outputs, outputs * outputs, outputs, outputs};
+        long offset = first.offset;
+        for (int i = 0; i < part; i++) offset += 4 * sizes[i];
+        return {offset + gate * sizes[part]};
+    }
+};
+
 struct Network {
     MapShape in;
     std::vector<TrunkStage> trunk;
@@ -70,6 +86,7 @@ struct Network {
     Loss loss;
     std::vector<Node> graph = {};  // instead of a trunk
     std::vector<Lookup> lookups = {};  // likewise
+    std::vector<SequenceLayer> sequence = {};  // behind one lookup; the head reads the last step
     const void* mix = nullptr;  // [domains][domains], of the weights' type: how domains borrow from each other
 
     bool routes_trunk() const { return !trunk.empty() && trunk.back().domain.domains > 0; }
@@ -112,6 +129,12 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         net.lookups.push_back({layer.first_column, layer.columns, layer.rows, layer.outputs, {long(layer.weight_offset)}});
         if (layer.first_column < 0 || layer.columns < 1 || layer.first_column + layer.columns > net.in.size())
             throw std::invalid_argument("a lookup of columns that are not there");
+    }
+    for (; at < count && Kind(layers[at].kind) == Kind::lstm; at++) {
+        if (net.lookups.size() != 1 || !net.lookups[0].rows) throw std::invalid_argument("sequences of what are not tokens");
+        const long inputs = net.sequence.empty() ? net.lookups[0].width : net.sequence.back().outputs;
+        net.sequence.push_back(
+            {Kind::lstm, inputs, layers[at].outputs, {long(layers[at].weight_offset)}, layers[at].bias_offset >= 0});
     }
     while (at < count && Kind(layers[at].kind) != Kind::linear) {
         if (!net.lookups.empty()) throw std::invalid_argument("a trunk behind lookups");
@@ -167,6 +190,7 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
     }
     long features = net.lookups.empty() ? map.size() : 0;
     for (const Lookup& each : net.lookups) features += each.size();
+    if (!net.sequence.empty()) features = net.sequence.back().outputs;
     while (at < count && Kind(layers[at].kind) == Kind::linear) {
         HeadStage stage;
         stage.inputs = features;

@@ -23,6 +23,7 @@ from coterie.kernel.columns import Front
 from coterie.kernel.layers import Kind, Loss
 from coterie.kernel.library import Library, installed
 from coterie.kernel.net import Net
+from coterie.kernel.sequences import Sequences
 from coterie.kernel.structure import structure
 from coterie.kernel.verify import difference
 
@@ -106,6 +107,7 @@ class _Walk:
 
     def __init__(self, chain: Chain, graph: fx.Graph) -> None:
         self.chain, self.front = chain, Front(chain)
+        self.sequences = Sequences(chain, self.front)
         self.values: dict[fx.Node, Any] = {}
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self.current: fx.Node | None = None
@@ -132,6 +134,10 @@ class _Walk:
         elif self.front.takes(node):
             self.shapes[node] = self.front.add(node, self.values)
             self.current = node
+        elif self.sequences.takes(node):
+            self.shapes[node] = self.sequences.add(node)
+            if node in self.sequences.last:
+                self.current = node
         else:
             self._layer(node)
             self.current = node
