@@ -22,6 +22,7 @@ from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
 from coterie.methods.fedcg.network import Graph, fedcg
 from coterie.models.resnet import Residual
+from coterie.models.sequences import NextTokenLSTM, NextTokenTransformer
 
 
 class _Columns(nn.Module):
@@ -100,6 +101,8 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
         (9, 5, 7),
     ),
     (_Columns(), (4,)),
+    (NextTokenLSTM(5, 3, 19, 2, narrow=True), (3,)),
+    (NextTokenTransformer(5, 7, 12), (7,)),
     (nn.Sequential(nn.GroupNorm(1, 5), nn.Conv2d(5, 3, 1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)), (5, 4, 4)),
 ]  # fmt: skip
 

@@ -88,7 +88,7 @@ def test_the_tabular_network_of_the_benchmark(library: Library) -> None:
 REFUSED: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
     "used twice": ("used twice", lambda m, x: torch.cat([m.one(x[:, 0].long()), m.one(x[:, 2].long())], 1)),
     "not neighbours": ("not neighbours", lambda m, x: m.one(x[:, [0, 2]].long()).flatten(1)),
-    "numbers as names": ("whole numbers", lambda m, x: torch.cat([m.one(x[:, 0]), m.two(x[:, 1].long())], 1)),
+    "numbers as names": ("fails on a random batch", lambda m, x: torch.cat([m.one(x[:, 0]), m.two(x[:, 1].long())], 1)),
     "names as numbers": ("side by side", lambda m, x: torch.cat([_both(m, x), x[:, 2:].long()], 1)),
     "samples mixed": ("samples apart", lambda m, x: torch.cat([_both(m, x), x[::2, 3:]], 1)),
     "beyond the input": ("beyond its columns", lambda m, x: torch.cat([_both(m, x), x[:, 6]], 1)),

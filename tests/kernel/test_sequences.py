@@ -14,14 +14,14 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from coterie.core.cohort import Cohort
 from coterie.core.compiled import Refusal
 from coterie.core.optimiser import Optimiser
-from coterie.core.samples import ClientData, Samples
+from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.states import stack
 from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.kernel import plan
 from coterie.kernel.library import Library
-from coterie.models.sequences import NextTokenLSTM
-from tests.kernel.reference import LIBRARIES, assert_trains_alike, needs_kernel
+from coterie.models.sequences import NextTokenLSTM, NextTokenTransformer
+from tests.kernel.reference import LIBRARIES, assert_trains_alike, flat, needs_kernel, planned
 
 pytestmark = needs_kernel
 _TOKENS, _STEPS = 11, 6
@@ -41,6 +41,48 @@ class _Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
         return self.body(self, x)
+
+
+class _Encoder(nn.Module):
+    """An embedding, one block with these options, and a linear layer; `body` is its forward."""
+
+    def __init__(self, body: Callable[[Any, Tensor], Tensor] | None = None, **options: Any) -> None:
+        super().__init__()
+        given = {
+            "d_model": 6,
+            "nhead": 2,
+            "dim_feedforward": 11,
+            "dropout": 0.0,
+            "batch_first": True,
+            "norm_first": True,
+        }
+        self.last = nn.Linear(6, 4)
+        self.block = nn.TransformerEncoderLayer(**(given | options))
+        self.embedding = nn.Embedding(_TOKENS, 6)
+        self.position = nn.Parameter(torch.randn(_STEPS, 6))
+        self.body = body or (lambda m, x: m.last(m.block(m.position + m.embedding(x.long()))[:, -1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.body(self, x)
+
+
+class _Twice(nn.Module):
+    """Two blocks, as they are written without an encoder, and no positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_TOKENS, 20)
+        self.one, self.two = (
+            nn.TransformerEncoderLayer(20, heads, 33, 0.0, layer_norm_eps=0.1, batch_first=True, norm_first=True)
+            for heads in (1, 5)
+        )
+        self.last = nn.Sequential(nn.Linear(20, 3), nn.Tanh(), nn.Linear(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        found: Tensor = self.last(self.two(self.one(self.embedding(x.long())))[:, -1, :])
+        return found
 
 
 def _tokens(samples: int, steps: int = _STEPS) -> Tensor:
@@ -67,6 +109,10 @@ TAKEN: dict[str, Callable[[], nn.Module]] = {
     "the last state": lambda: _Net(_last_state, num_layers=2),
     "LEAF's, narrower": lambda: NextTokenLSTM(_TOKENS, 8, 20, 2, narrow=False),
     "TensorFlow Federated's, narrower": lambda: NextTokenLSTM(_TOKENS, 9, 33, 1, narrow=True),
+    "transformer": lambda: NextTokenTransformer(_TOKENS, _STEPS, 12),
+    "transformer, whole vectors": lambda: NextTokenTransformer(_TOKENS, _STEPS, 32),
+    "one block": lambda: _Encoder(),
+    "two blocks without positions": _Twice,
 }
 
 
@@ -111,6 +157,27 @@ REFUSED: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "a GRU": ("GRU", lambda: _Net(lambda m, x: m.last(m.gru(m.embedding(x.long()))[0][:, -1]))),
     "numbers": ("LSTM", lambda: _Net(lambda m, x: m.last(m.lstm(x)[0][:, -1]), input_size=_STEPS)),
     "padding": ("padding_idx", lambda: _padded()),
+    "norms last": ("norm_first is not set", lambda: _Encoder(norm_first=False)),
+    "gelu": ("another activation than relu", lambda: _Encoder(activation="gelu")),
+    "dropout in a block": ("block (TransformerEncoderLayer) drops values", lambda: _Encoder(dropout=0.1)),
+    "steps first in a block": ("batch_first is not set", lambda: _Encoder(batch_first=False)),
+    "blocks without biases": ("has no biases", lambda: _Encoder(bias=False)),
+    "positions alone": (
+        "another part",
+        lambda: _Encoder(lambda m, x: m.last((m.embedding(x.long()) + m.position)[:, -1])),
+    ),
+    "positions twice": (
+        "what are not rows of an embedding",
+        lambda: _Encoder(lambda m, x: m.last(m.block(m.embedding(x.long()) + m.position + m.position)[:, -1])),
+    ),
+    "one position for all": (
+        "of shape (4,) is added",
+        lambda: _Encoder(lambda m, x: m.last(m.block(m.embedding(x.long()) + m.last.bias)[:, -1])),
+    ),
+    "a mask": (
+        "called with more than its input",
+        lambda: _Encoder(lambda m, x: m.last(m.block(m.embedding(x.long()) + m.position, is_causal=True)[:, -1])),
+    ),
 }
 
 
@@ -131,13 +198,22 @@ def test_what_is_not_known_is_refused_with_the_reason(name: str) -> None:
     assert reason in found.reason
 
 
+def test_tokens_as_they_come_need_not_be_cut() -> None:
+    module = _Net(lambda m, x: m.last(m.lstm(m.embedding(x))[0][:, -1])).double()
+    net, x = planned(module, (_STEPS,)), _tokens(3)
+    expected = module(x.long())
+    assert torch.allclose(net.logits(flat(module)[None], x)[0], expected, rtol=0, atol=1e-12)
+
+
 def test_clients_of_different_sizes_whatever_the_type_of_their_tokens() -> None:
     """The same rows as whole numbers and as bytes, by both paths."""
 
     def build() -> nn.Module:
         return NextTokenLSTM(_TOKENS, 4, 10, 2, narrow=False)
 
-    task = Task(build, (_STEPS,), _TOKENS, dtype=torch.float64)
+    task = Task(
+        build, (_STEPS,), _TOKENS, Normalise((0.0,), (0.5,), 0.5), dtype=torch.float64
+    )  # bytes stay as they are
     assert not isinstance(task.compiled, Refusal), task.compiled
     start = stack([task.init(0), task.init(1), task.init(2)])
     found = []

@@ -269,7 +269,7 @@ class Chain:
 
     def use(self, module: str, parameter: str) -> int:
         """Where a parameter begins in the flat vector, -1 if there is none; it must not have been used before."""
-        name = self._inside + f"{module}.{parameter}".removeprefix(self._prefix)
+        name = self._inside + f"{module}.{parameter}".removeprefix(".").removeprefix(self._prefix)
         owner = self.modules[module]
         if owner._parameters.get(parameter) is None and owner._buffers.get(parameter) is None:
             return -1

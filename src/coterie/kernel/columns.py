@@ -18,6 +18,8 @@ from torch import fx, nn
 from coterie.kernel.chain import BATCH, Chain, NotKnown
 from coterie.kernel.layers import Layer
 
+_MOST_ROWS = 1 << 24  # whole numbers that float32 has
+_FRONT = ("lookup", "lstm", "positions", "block")
 _WHOLE: frozenset[Any] = frozenset(("long", "int"))
 _WHOLE_TYPES = (torch.int64, torch.int32)
 _JOINS: frozenset[Any] = frozenset((torch.cat, torch.concat, torch.concatenate))
@@ -113,7 +115,7 @@ class Front:
     def check(self) -> None:
         """Behind columns come layers over sequences or linear ones: nothing else has been made for them."""
         kinds = [layer.kind for layer in self.chain.layers]
-        behind = next((kind for kind in kinds if kind not in ("lookup", "lstm")), "linear")
+        behind = next((kind for kind in kinds if kind not in _FRONT), "linear")
         if "lookup" in kinds and behind != "linear":
             raise NotKnown(f"{behind} behind columns of the input is not known to the kernel")
 
@@ -131,8 +133,9 @@ class Front:
     def _embedded(self, value: Columns, name: str, node: fx.Node) -> Columns:
         layer, label = self.chain.modules[name], self.chain.label(name)
         assert isinstance(layer, nn.Embedding)
-        if len(node.args) != 1 or node.kwargs or not value.whole or value.looked_up:
-            raise NotKnown(f"{label} is not called with columns of whole numbers alone")
+        # columns that are not cut are token ids, whole numbers as they come: of others torch makes an error (verify.py)
+        if len(node.args) != 1 or node.kwargs or value.looked_up or layer.num_embeddings > _MOST_ROWS:
+            raise NotKnown(f"{label} is not called with columns of whole numbers alone, or has too many rows")
         if layer.padding_idx is not None or layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotKnown(f"{label} has a padding_idx, max_norm or kind of gradient that is not known to the kernel")
         columns = tuple(part.column for part in value.parts)

@@ -1,6 +1,6 @@
 // Products of the same packed weights (linear.hpp) with many blocks of rows, as sequences have them: one block a step.
 //
-// The left factor of a block is turned, [feature][row]: then one pointer and known distances reach all rows of a register tile,
+// The left factor of a block is turned, tile by tile, [tile][feature][row of the tile]: a tile is read one value behind the other,
 // and no lane is lost, however few rows a block has. Weights for the way back are packed once a batch, so it is the same product.
 #pragma once
 
@@ -11,29 +11,43 @@
 
 namespace coterie {
 
-// `count` blocks of `rows` rows, each `step` values from feature to feature.
+// `count` blocks of `rows` rows, `block` values from one to the next.
 template <class T>
 struct TurnedBlocks {
     const T* data;
-    long step, block;
-    long rows, count;
+    long block, rows, count;
 };
 
+// Values of a turned block.
+inline long turned_size(long rows, long features) { return blocks_of(rows, kSampleRows) * features * kSampleRows; }
+
+template <class T>
+void turn_block(const T* from, long row, long rows, long features, T* to) {
+    const int tiles = blocks_of(rows, kSampleRows);
+    for (int tile = 0; tile < tiles; tile++, to += features * kSampleRows) {
+        const long first = block_start(rows, tiles, tile), size = block_start(rows, tiles, tile + 1) - first;
+        transpose<T>([&](long j) { return from + (first + j) * row; }, size, features, to, kSampleRows, true);
+    }
+}
+
+template <class T, int R, int N>
+COTERIE_INLINE void turned_tile(const T* left, long inputs, const T* weights, const T* bias, T* out, long out_row, bool add) {
+    Vec<T> sums[R][N];
+    for (int i = 0; i < R; i++)
+        for (int j = 0; j < N; j++)
+            sums[i][j] = add ? load(out + i * out_row + j * kLanes<T>) : bias ? load(bias + j * kLanes<T>) : Vec<T>{};
+    multiply_add<T>(
+        sums, inputs, [&](int i, long k) { return left[k * kSampleRows + i]; },
+        [&](long k) { return weights + k * N * kLanes<T>; });
+    for (int i = 0; i < R; i++)
+        for (int j = 0; j < N; j++) store(out + i * out_row + j * kLanes<T>, sums[i][j]);
+}
+
 template <class T, int N>
-COTERIE_INLINE void turned_panel(const T* left, long step, long rows, long inputs, const T* weights, const T* bias, T* out,
-                                 long out_row, bool add) {
+void turned_panel(const T* left, long rows, long inputs, const T* weights, const T* bias, T* out, long out_row, bool add) {
     for_row_blocks<kSampleRows>(rows, [&](auto size, long first) {
-        constexpr int R = decltype(size)::value;
-        Vec<T> sums[R][N];
-        T* to = out + first * out_row;
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < N; j++)
-                sums[i][j] = add ? load(to + i * out_row + j * kLanes<T>) : bias ? load(bias + j * kLanes<T>) : Vec<T>{};
-        const T* from = left + first;
-        multiply_add<T>(
-            sums, inputs, [&](int i, long k) { return from[k * step + i]; }, [&](long k) { return weights + k * N * kLanes<T>; });
-        for (int i = 0; i < R; i++)
-            for (int j = 0; j < N; j++) store(to + i * out_row + j * kLanes<T>, sums[i][j]);
+        turned_tile<T, decltype(size)::value, N>(left, inputs, weights, bias, out + first * out_row, out_row, add);
+        left += inputs * kSampleRows;
     });
 }
 
@@ -48,9 +62,9 @@ void turned_product(const PackedLinear<T>& layer, TurnedBlocks<T> left, const T*
             const T* from = left.data + b * left.block;
             T* to = out + b * left.rows * length + column;
             if (layer.vectors_of(p) == 2)
-                turned_panel<T, 2>(from, left.step, left.rows, layer.inputs, panel, own, to, length, add);
+                turned_panel<T, 2>(from, left.rows, layer.inputs, panel, own, to, length, add);
             else
-                turned_panel<T, 1>(from, left.step, left.rows, layer.inputs, panel, own, to, length, add);
+                turned_panel<T, 1>(from, left.rows, layer.inputs, panel, own, to, length, add);
         }
     }
 }

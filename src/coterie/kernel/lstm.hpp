@@ -22,25 +22,25 @@ class Lstm {
           biased_(shape.biased),
           hidden_(shape.outputs),
           length_(own_.row_length()),
-          stride_(round_up(batch, kLanes<T>)),
+          batch_(batch),
           steps_(steps) {
-        for (long g = 0; g < 4; g++)
-            for (int part = 0; part < 4; part++)
-                if (part < 2 || biased_) place_[part][g] = parameters.find(shape.gate(part, g));
+        const std::vector<SequencePart> parts = shape.parts();
+        for (size_t i = 0; i < parts.size(); i++) place_[i / 4][i % 4] = parameters.find(parts[i].parameter);
         const long rows = steps * batch, all = rows * length_ + kInputRows;
         for (Buffer<T>& gate : gates_) gate.resize(all, false);
         for (Buffer<T>* each : {&cells_, &tanhs_, &values_}) each->resize(all, false);
-        turned_.resize(steps * hidden_ * stride_);
+        turned_.resize(steps * turned_size(batch, hidden_));
         bias_.resize(4 * length_);
         carried_.resize(batch * length_);
         reached_.resize(batch * length_);
     }
 
     long length() const { return length_; }
+    long hidden() const { return hidden_; }
     const T* values() const { return values_.data(); }  // h as rows
     const T* last(long samples) const { return values_.data() + (steps_ - 1) * samples * length_; }
     // h as a left factor.
-    TurnedBlocks<T> turned(long samples) const { return {turned_.data(), stride_, hidden_ * stride_, samples, steps_}; }
+    TurnedBlocks<T> turned(long samples) const { return {turned_.data(), turned_size(samples, hidden_), samples, steps_}; }
 
     void forward(TurnedBlocks<T> x, const T* weights) {
         const long samples = x.rows;
@@ -52,11 +52,10 @@ class Lstm {
         }
         for (long t = 0; t < steps_; t++) {
             for (long g = 0; g < 4 && t > 0; g++)
-                turned_product<T>(own_, {turned_at(t - 1), stride_, 0, samples, 1}, weights + place_[1][g], nullptr,
+                turned_product<T>(own_, {turned_at(t - 1, samples), 0, samples, 1}, weights + place_[1][g], nullptr,
                                   gates_[g].data() + t * samples * length_, true);
             step(t, samples);
-            const T* rows = values_.data() + t * samples * length_;
-            transpose<T>([&](long j) { return rows + j * length_; }, samples, hidden_, turned_at(t), stride_, true);
+            turn_block<T>(values_.data() + t * samples * length_, length_, samples, hidden_, turned_at(t, samples));
         }
     }
 
@@ -73,14 +72,10 @@ class Lstm {
             else
                 std::memset(reached, 0, size_t(block) * sizeof(T));
             if (!end)
-                turned_product<T>(back_own_, {differences_at(t + 1), stride_, 0, samples, 1}, back_own_weights_.data(), nullptr,
+                turned_product<T>(back_own_, {differences_at(t + 1, samples), 0, samples, 1}, back_own_weights_.data(), nullptr,
                                   reached, true);
             step_back(t, samples, end);
-            for (long g = 0; g < 4; g++) {
-                const T* rows = gates_[g].data() + t * block;
-                transpose<T>([&](long j) { return rows + j * length_; }, samples, hidden_,
-                             differences_at(t) + g * hidden_ * stride_, stride_, true);
-            }
+            turn_gates(t, samples);
         }
         sums_.make(in_, 4, x, x_row, [&](int g) { return gates_[g].data(); }, steps_ * samples,
                    [&](int g) { return gradient + place_[0][g]; });
@@ -91,19 +86,30 @@ class Lstm {
             std::memcpy(gradient + place_[3][g], gradient + place_[2][g], size_t(length_) * sizeof(T));
         }
         if (dx)
-            turned_product<T>(back_in_, {differences_.data(), stride_, 4 * hidden_ * stride_, samples, steps_},
+            turned_product<T>(back_in_, {differences_.data(), turned_size(samples, 4 * hidden_), samples, steps_},
                               back_in_weights_.data(), nullptr, dx, false);
     }
 
     long input_length() const { return back_in_.row_length(); }  // of the rows of `dx`
 
    private:
-    T* turned_at(long t) { return turned_.data() + t * hidden_ * stride_; }
-    T* differences_at(long t) { return differences_.data() + t * 4 * hidden_ * stride_; }
+    T* turned_at(long t, long samples) { return turned_.data() + t * turned_size(samples, hidden_); }
+    T* differences_at(long t, long samples) { return differences_.data() + t * turned_size(samples, 4 * hidden_); }
+
+    // The four gates are the features of one block.
+    void turn_gates(long t, long samples) {
+        const int tiles = blocks_of(samples, kSampleRows);
+        T* to = differences_at(t, samples);
+        for (int tile = 0; tile < tiles; tile++) {
+            const long first = block_start(samples, tiles, tile), size = block_start(samples, tiles, tile + 1) - first;
+            for (long g = 0; g < 4; g++, to += hidden_ * kSampleRows)
+                turn_block<T>(gates_[g].data() + (t * samples + first) * length_, length_, size, hidden_, to);
+        }
+    }
 
     void pack(const T* weights, bool below) {
         if (!differences_.size()) {
-            differences_.resize(steps_ * 4 * hidden_ * stride_);
+            differences_.resize(steps_ * turned_size(batch_, 4 * hidden_));
             back_own_weights_.resize(back_own_.size());
             if (below) back_in_weights_.resize(back_in_.size());
         }
@@ -152,7 +158,7 @@ class Lstm {
 
     PackedLinear<T> in_, own_, back_in_, back_own_;
     bool biased_;
-    long hidden_, length_, stride_, steps_;
+    long hidden_, length_, batch_, steps_;
     long place_[4][4] = {};  // of W_ih, W_hh, b_ih, b_hh of every gate in the packed order
     Buffer<T> gates_[4], cells_, tanhs_, values_, bias_, carried_, reached_;
     Buffer<T> turned_, differences_;  // h, and the gradients of the gates' sums, as left factors

@@ -263,7 +263,7 @@ class Net:
         named = [0] * self.input_shape[0]
         for layer in self.layers:
             first, count = layer.columns
-            if layer.rows:  # a column may also be looked up twice
+            if layer.kind == "lookup" and layer.rows:  # a column may also be looked up twice
                 named[first : first + count] = [
                     min(rows or layer.rows, layer.rows) for rows in named[first : first + count]
                 ]

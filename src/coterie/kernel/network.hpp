@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "graph.hpp"
@@ -63,19 +64,48 @@ struct Lookup {
     long size() const { return columns * width; }
 };
 
+// A tensor of a layer over sequences: a matrix, or with no inputs a vector.
+struct SequencePart {
+    Parameter parameter;
+    long inputs, outputs;
+    long size() const { return (inputs ? inputs : 1) * outputs; }
+};
+
 // A layer over sequences; its parameters lie one behind the other, as torch names them.
 struct SequenceLayer {
     Kind kind;
     long inputs, outputs;
     Parameter first;
     bool biased;
+    long heads, inner;  // of a block of an encoder
+    double eps;
 
-    // Of an LSTM: W_ih, W_hh, b_ih or b_hh of one gate.
-    Parameter gate(int part, long gate) const {
-        const long sizes[] = {inputs * outputs, outputs * outputs, outputs, outputs};
+    // Of an LSTM: W_ih of all gates, W_hh, b_ih, b_hh. Of a block: W_q, W_kv, b_q, b_kv, W and b of the other layers, then those of
+    // the norms. Of positions: all of them.
+    std::vector<SequencePart> parts() const {
+        std::vector<SequencePart> found;
         long offset = first.offset;
-        for (int i = 0; i < part; i++) offset += 4 * sizes[i];
-        return {offset + gate * sizes[part]};
+        auto add = [&](long from, long to) {
+            found.push_back({{offset}, from, to});
+            offset += found.back().size();
+        };
+        if (kind == Kind::positions) {
+            add(0, inputs * outputs);
+        } else if (kind == Kind::lstm) {
+            for (long from : {inputs, outputs})
+                for (int gate = 0; gate < 4; gate++) add(from, outputs);
+            for (int gate = 0; gate < 8 && biased; gate++) add(0, outputs);
+        } else {
+            add(outputs, outputs);
+            add(outputs, 2 * outputs);
+            for (long to : {outputs, 2 * outputs}) add(0, to);
+            for (auto [from, to] : {std::pair{outputs, outputs}, std::pair{outputs, inner}, std::pair{inner, outputs}}) {
+                add(from, to);
+                add(0, to);
+            }
+            for (int norm = 0; norm < 4; norm++) add(0, outputs);
+        }
+        return found;
     }
 };
 
@@ -130,11 +160,13 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         if (layer.first_column < 0 || layer.columns < 1 || layer.first_column + layer.columns > net.in.size())
             throw std::invalid_argument("a lookup of columns that are not there");
     }
-    for (; at < count && Kind(layers[at].kind) == Kind::lstm; at++) {
+    for (; at < count && is_sequence(Kind(layers[at].kind)); at++) {
         if (net.lookups.size() != 1 || !net.lookups[0].rows) throw std::invalid_argument("sequences of what are not tokens");
-        const long inputs = net.sequence.empty() ? net.lookups[0].width : net.sequence.back().outputs;
-        net.sequence.push_back(
-            {Kind::lstm, inputs, layers[at].outputs, {long(layers[at].weight_offset)}, layers[at].bias_offset >= 0});
+        const LayerRecord& layer = layers[at];
+        long inputs = net.sequence.empty() ? net.lookups[0].width : net.sequence.back().outputs;
+        if (Kind(layer.kind) == Kind::positions) inputs = net.lookups[0].columns;
+        net.sequence.push_back({Kind(layer.kind), inputs, layer.outputs, {long(layer.weight_offset)}, layer.bias_offset >= 0,
+                                layer.groups, layer.rows, layer.eps});
     }
     while (at < count && Kind(layers[at].kind) != Kind::linear) {
         if (!net.lookups.empty()) throw std::invalid_argument("a trunk behind lookups");

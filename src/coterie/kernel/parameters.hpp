@@ -32,8 +32,8 @@ class Parameters {
         for (const Lookup& each : net.lookups)
             if (each.rows) add_plain(each.weight.offset, each.rows * each.width);
         for (const SequenceLayer& layer : net.sequence)
-            for (int part = 0; part < (layer.biased ? 4 : 2); part++)
-                for (long gate = 0; gate < 4; gate++) add_gate(layer, part, gate);
+            for (const SequencePart& part : layer.parts())
+                add_weight(part.parameter.offset, part.size(), {{part.inputs, part.inputs ? part.outputs : 0}});
         for (const HeadStage& stage : net.head)
             add_layer(stage.weight, stage.bias, stage.domain, stage.inputs * stage.outputs, stage.outputs,
                       {{stage.inputs, stage.outputs}});
@@ -123,14 +123,6 @@ class Parameters {
     void add_weight(long offset, long count, const Shape& shape, long domain = -1) {
         entries_.push_back({offset, size_, count, shape, domain});
         size_ += shape.linear.outputs ? shape.linear.size() : round_up(count, kLanes<T>);
-    }
-
-    void add_gate(const SequenceLayer& layer, int part, long gate) {
-        const long offset = layer.gate(part, gate).offset, inputs = part ? layer.outputs : layer.inputs;
-        if (part < 2)
-            add_weight(offset, inputs * layer.outputs, {{inputs, layer.outputs}});
-        else
-            add_plain(offset, layer.outputs);
     }
 
     void add_plain(long offset, long count, long domain = -1) { add_weight(offset, count, {}, domain); }

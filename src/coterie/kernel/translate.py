@@ -128,7 +128,7 @@ class _Walk:
             if node.args[0] is not self.current:
                 raise NotKnown("its forward does not return the last layer's output alone")
         elif node.op == "get_attr":
-            raise NotKnown(f"its forward uses {node.target} outside a layer")
+            self.sequences.name(node)
         elif self._is_shape(node):
             self.values[node] = self._shape_value(node)
         elif self.front.takes(node):
