@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from coterie.core.errors import CoterieError
+from coterie.core.rng import torch_rng
 from coterie.kernel import Net, plan, why_not
+from coterie.kernel.library import Library, load
+from coterie.kernel.translate import plan_with
 
 needs_kernel = pytest.mark.skipif(why_not() is not None, reason=f"the kernel is not there: {why_not()}")
 torch.set_num_threads(1)
@@ -88,6 +93,48 @@ def torch_train(
             opt.step()
             total += float(loss.detach()) * len(index)
     return flat(module), total / order.numel()
+
+
+def _runnable() -> list[Library]:
+    found = []
+    for name in ("v4", "v3", "generic"):
+        with suppress(CoterieError):
+            library = load(wanted=name)
+            found += [library] if isinstance(library, Library) else []
+    return found
+
+
+LIBRARIES = _runnable()
+"""All variants of the kernel that this processor runs."""
+
+
+def assert_trains_alike(library: Library, module: nn.Module, x: Tensor, batch: int) -> None:
+    """Several ways of training, their losses and the outputs behind them, by a kernel and by torch, in float64."""
+    net = plan_with(library, module, tuple(x.shape[1:]), "cross_entropy")
+    assert isinstance(net, Net), net
+    start, samples = flat(module), len(x)
+    g = torch_rng(samples, "alike")
+    y = torch.randint(0, net.outputs, (samples,), generator=g)
+    order = torch.cat([torch.randperm(samples, generator=g) for _ in range(2)])
+    pull = torch.randn(net.size, generator=g, dtype=torch.float64) * 0.1
+    ways: list[dict[str, Any]] = [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.01, "mu": 0.1, "anchor": start + pull, "correction": pull},
+        {"optimiser": "adam", "eps": 0.01},  # with the usual 1e-8 rounding noise grows by a million
+    ]
+    for way in ways:
+        options: dict[str, Any] = {"epochs": 2, "batch": batch, "lr": 0.05, **way}
+        weights = start.clone()
+        loss = net.train(weights, x, y, order, **options)
+        expected, expected_loss = torch_train(module, start, x, y, order, **options)
+        assert torch.allclose(weights, expected, rtol=0, atol=1e-12 * (1 + float(expected.abs().max()))), way
+        assert loss == pytest.approx(expected_loss, rel=1e-11)
+    with torch.no_grad():
+        logits = loaded(module, expected)(x)
+    assert torch.allclose(net.logits(expected[None], x)[0], logits, rtol=0, atol=1e-11)
+    losses, accuracies = net.evaluate(expected[None], x, y)
+    assert float(losses[0]) == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-11)
+    assert float(accuracies[0]) == pytest.approx(float((logits.argmax(1) == y).double().mean()))
 
 
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from coterie.core.rng import torch_rng
 from coterie.kernel import Net, Routing
@@ -22,6 +22,22 @@ from coterie.kernel.library import Library, load
 from coterie.kernel.translate import plan_with
 from coterie.methods.fedcg.network import Graph, fedcg
 from coterie.models.resnet import Residual
+from coterie.models.sequences import NextTokenLSTM, NextTokenTransformer
+
+
+class _Columns(nn.Module):
+    """Embeddings of awkward widths beside numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Embedding(3, 5), nn.Embedding(9, 1), nn.Linear(13, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        names = x[:, 1:4].long()
+        found: Tensor = self.last(torch.cat([x[:, :2], self.one(names[:, :2]).flatten(1), self.two(names[:, 2])], 1))
+        return found
+
 
 _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Linear(1, 2), (1,)),
@@ -84,6 +100,9 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
         ),
         (9, 5, 7),
     ),
+    (_Columns(), (4,)),
+    (NextTokenLSTM(5, 3, 19, 2, narrow=True), (3,)),
+    (NextTokenTransformer(5, 7, 12), (7,)),
     (nn.Sequential(nn.GroupNorm(1, 5), nn.Conv2d(5, 3, 1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)), (5, 4, 4)),
 ]  # fmt: skip
 
@@ -102,6 +121,9 @@ def _exercise(net: Net, dtype: torch.dtype, samples: int, batch: int, options: d
         torch.randn(samples, *net.input_shape, generator=g, dtype=dtype),
         torch.randint(0, 256, (samples, *net.input_shape), generator=g, dtype=torch.uint8),
     ):
+        for column, rows in enumerate(net.rows_named):
+            if rows:
+                x[:, column] = torch.randint(rows, (samples,), generator=g).to(x.dtype)
         order = torch.cat([torch.randperm(samples, generator=g) for _ in range(2)])
         for told in [order] if route is None else [order, grouped(order, 2, batch, route.domains)]:
             net.train(weights, x, y, told, epochs=2, batch=batch, lr=0.01, scale=0.01, route=route, **options)

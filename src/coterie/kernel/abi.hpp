@@ -9,7 +9,7 @@ namespace coterie {
 
 // What a call answers. No exception crosses the interface.
 enum Status : int32_t { done = 0, out_of_memory = 1, unknown_network = 2, order_out_of_range = 3, label_out_of_range = 4,
-                        domain_out_of_range = 5 };
+                        domain_out_of_range = 5, row_out_of_range = 6 };
 
 struct NetworkCall {
     const LayerRecord* layers;

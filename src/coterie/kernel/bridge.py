@@ -130,8 +130,8 @@ class KernelTask:
         """What the kernel reads: bytes as they are, which it normalises; other numbers normalised already."""
         if samples.x.dtype == torch.uint8:
             return samples.x.contiguous()
-        plain = self.normalise == Normalise()
-        return (samples.x.to(self.dtype) if plain else self.normalise(samples.x, self.dtype)).contiguous()
+        plain = self.normalise == Normalise()  # token ids are not normalised
+        return (samples.x if plain else self.normalise(samples.x, self.dtype)).to(self.dtype).contiguous()
 
     def _target(self, samples: Samples) -> Tensor | None:
         """What the kernel compares outputs with; None is the input itself."""

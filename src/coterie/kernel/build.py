@@ -19,7 +19,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _MARK = "_kernel.digest"
-_SOURCES = ("train.cpp", "evaluate.cpp", "gradient.cpp", "peers.cpp", "graph.cpp")
+_SOURCES = ("train.cpp", "evaluate.cpp", "gradient.cpp", "peers.cpp", "graph.cpp", "sequence.cpp")
 _FLAGS = ("-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi")
 # No -ffast-math: NaN and infinity must behave as in torch.
 _FAST = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")

@@ -30,13 +30,31 @@ Targets<T> targets_of(const DataCall& data, const Network& net) {
     return targets;
 }
 
+// Whether every column that names a row of an embedding names one that it has. Numbers are cut towards 0, as torch does.
+template <class T>
+bool rows_are_there(const DataCall& data, const Network& net) {
+    const Samples<T> inputs = inputs_of<T>(data, net);
+    Buffer<T> row(net.in.size());
+    for (int64_t i = 0; i < data.samples && !net.lookups.empty(); i++) {
+        gather_rows(inputs, &i, 1, row.data(), net.in.size());
+        for (const Lookup& each : net.lookups)
+            for (long c = 0; c < each.columns && each.rows; c++) {
+                T value = row.data()[each.first + c];
+                if (!(value > T(-1) && value < T(each.rows))) return false;
+            }
+    }
+    return true;
+}
+
 // Nothing is read or written before every sample number and every label is known to be in range.
-inline Status check_data(const DataCall& data, const Network& net, const int64_t* order, int64_t length) {
+template <class T>
+Status check_data(const DataCall& data, const Network& net, const int64_t* order, int64_t length) {
     for (int64_t i = 0; i < length; i++)
         if (order[i] < 0 || order[i] >= data.samples) return order_out_of_range;
     if (net.loss == Loss::cross_entropy && data.labels)
         for (int64_t i = 0; i < data.samples; i++)
             if (data.labels[i] < 0 || data.labels[i] >= net.outputs()) return label_out_of_range;
+    if (!rows_are_there<T>(data, net)) return row_out_of_range;
     if (!net.domains()) return done;
     if (!data.domains) return unknown_network;
     for (int64_t i = 0; i < data.samples; i++)

@@ -71,10 +71,7 @@ class Chain:
             raise NotKnown(f"inputs of shape {input_shape} are neither vectors nor (channels, height, width)")
         self.input_shape = self.shape = self.maps = input_shape
         self.layers: list[Layer] = []
-        self._widest, self._work = (
-            0,
-            [0, 0],
-        )  # multiplications of most convolutions, and of those that torch does better
+        self._widest, self._work = 0, [0, 0]  # multiplications: of most convolutions, of those that torch does better
         self.place = -1  # of the layer that the next one reads; -1 is the input
         self.routed = NETWORKS.get(type(module))
         self.offsets, self.buffers, self.counters, self.size = _offsets_of(module, self.routed)
@@ -127,13 +124,13 @@ class Chain:
 
     def activation(self, kind: Kind) -> None:
         """An activation."""
-        self._append(Layer(kind))
+        self.append(Layer(kind))
 
     def linear(self, name: str, inputs: int, outputs: int, domains: int = 0) -> None:
         """A linear layer, its parameters those of the module with this name; with a residual for each of `domains`."""
         if self.shape != (inputs,):
             raise NotKnown(f"{self.label(name)} gets inputs of shape {self.shape}, not vectors of {inputs}")
-        self._append(Layer("linear", outputs, (1, 1), (0, 0), *self._parts(name, domains)))
+        self.append(Layer("linear", outputs, (1, 1), (0, 0), *self._parts(name, domains)))
         self.shape = (outputs,)
 
     def convolution(self, name: str, module: nn.Conv2d, domains: int = 0) -> None:
@@ -160,7 +157,7 @@ class Chain:
         self._widest = max(self._widest, module.in_channels, module.out_channels)
         slow = module.in_channels >= 64 and (height, width, *stride) != (3, 3, 1, 1)
         self._work[slow] += module.in_channels * module.out_channels * height * width * math.prod(size)
-        self._append(
+        self.append(
             Layer("convolution", module.out_channels, (height, width), padding, *parts, stride=stride, size=size)
         )
         self.shape = (module.out_channels, *size)
@@ -182,30 +179,30 @@ class Chain:
             self.shape[1] // 2,
             self.shape[2] // 2,
         )
-        self._append(Layer("pool" if halves else "field", kernel=kernel, padding=padding, stride=stride, size=size))
+        self.append(Layer("pool" if halves else "field", kernel=kernel, padding=padding, stride=stride, size=size))
         self.shape = (self.shape[0], *size)
 
     def norm(self, name: str, channels: int, eps: float, *, groups: int = 0, momentum: float = 0.0) -> None:
         """A normalisation over the batch, or of groups of channels; its running statistics are buffers."""
         if len(self.shape) != 3 or self.shape[0] != channels or self._has_linear():
             raise NotKnown(f"{self.label(name)} gets inputs of shape {self.shape}, not maps with {channels} channels")
-        running = [self._use(name, each) for each in ("running_mean", "running_var")] if not groups else [-1, -1]
-        own = {"weight": self._use(name, "weight"), "bias": self._use(name, "bias")}
+        running = [self.use(name, each) for each in ("running_mean", "running_var")] if not groups else [-1, -1]
+        own = {"weight": self.use(name, "weight"), "bias": self.use(name, "bias")}
         options = {"groups": groups, "mean": running[0], "variance": running[1], "eps": eps, "momentum": momentum}
-        self._append(Layer("norm", **own, **options))  # type: ignore[arg-type]
+        self.append(Layer("norm", **own, **options))  # type: ignore[arg-type]
 
     def addition(self, first: int, second: int) -> None:
         """The sum of what two layers make, of the present shape."""
         if len(self.shape) != 3 or self._has_linear() or first == second:
             raise NotKnown("an add of anything but two maps is not known to the kernel")
         self.place = max(first, second)
-        self._append(Layer("add", other=min(first, second)))
+        self.append(Layer("add", other=min(first, second)))
 
     def average(self, label: str, window: tuple[int, int]) -> None:
         """Means over fields of this size that touch each other; what is left over at the edges is dropped."""
         if len(self.shape) != 3 or self._has_linear() or window[0] > self.shape[1] or window[1] > self.shape[2]:
             raise NotKnown(f"{label} gets inputs of shape {self.shape}")
-        self._append(Layer("average", kernel=window))
+        self.append(Layer("average", kernel=window))
         self.shape = (self.shape[0], self.shape[1] // window[0], self.shape[2] // window[1])
 
     def average_to(self, label: str, size: Any) -> None:
@@ -242,7 +239,7 @@ class Chain:
             and not any(x.kind == "convolution" for x in self.layers)
         ):
             raise NotKnown(f"{label} comes before the first convolution, on reshaped inputs")
-        self._append(Layer("dropout", rate=float(rate), shape=self.shape))
+        self.append(Layer("dropout", rate=float(rate), shape=self.shape))
 
     def flatten(self, start: Any, end: Any) -> None:
         """A flatten with these arguments of torch's."""
@@ -270,8 +267,9 @@ class Chain:
             raise NotKnown("a reshape between layers does more than flatten")
         self.shape = tuple(rest)
 
-    def _use(self, module: str, parameter: str) -> int:
-        name = self._inside + f"{module}.{parameter}".removeprefix(self._prefix)
+    def use(self, module: str, parameter: str) -> int:
+        """Where a parameter begins in the flat vector, -1 if there is none; it must not have been used before."""
+        name = self._inside + f"{module}.{parameter}".removeprefix(".").removeprefix(self._prefix)
         owner = self.modules[module]
         if owner._parameters.get(parameter) is None and owner._buffers.get(parameter) is None:
             return -1
@@ -280,7 +278,8 @@ class Chain:
         self.unused.remove(name)
         return self.offsets[name] if name in self.offsets else self.buffers[name]
 
-    def _append(self, layer: Layer) -> None:
+    def append(self, layer: Layer) -> None:
+        """A layer that reads what is at `place`."""
         if self.place != len(self.layers) - 1:
             if layer.kind == "linear" or self._has_linear():
                 raise NotKnown("its forward is not a chain behind the maps")
@@ -317,8 +316,8 @@ class Chain:
 
     def _parts(self, name: str, domains: int) -> tuple[int, ...]:
         """Where the parameters of a layer begin, as `Layer` wants them."""
-        own = (self._use(name, "weight"), self._use(name, "bias"))
-        return (*own, domains, self._use(name, "residual"), self._use(name, "scale")) if domains else own
+        own = (self.use(name, "weight"), self.use(name, "bias"))
+        return (*own, domains, self.use(name, "residual"), self.use(name, "scale")) if domains else own
 
     def _has_linear(self) -> bool:
         return any(layer.kind == "linear" for layer in self.layers)

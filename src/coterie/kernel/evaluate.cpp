@@ -7,17 +7,17 @@
 namespace coterie {
 
 constexpr long kEvaluationBatch = 96;  // samples at a time: enough for full tiles, little enough for the cache
-constexpr long kGraphBatch = 16;       // on a graph, which needs no batch to fill its vectors
+constexpr long kGraphBatch = 16;       // on a graph or a sequence, which need no batch to fill their vectors
 constexpr long kMixedBatch = 512;      // where samples are normalised by each other: as many as in core/evaluation.py
 
 template <class T>
 Status evaluate(const EvaluateCall& call) {
     const Network net = network_of(call.network);
-    if (Status status = check_data(call.data, net, nullptr, 0)) return status;
+    if (Status status = check_data<T>(call.data, net, nullptr, 0)) return status;
     const Samples<T> inputs = inputs_of<T>(call.data, net);
     const Targets<T> targets = targets_of<T>(call.data, net);
     const long count = call.data.samples, classes = net.outputs();
-    const long batch = std::min(count, net.mixes_samples() ? kMixedBatch : net.graph.empty() ? kEvaluationBatch : kGraphBatch);
+    const long batch = std::min(count, net.mixes_samples() ? kMixedBatch : net.graph.empty() && net.sequence.empty() ? kEvaluationBatch : kGraphBatch);
     const bool scored = call.mean_losses != nullptr, labelled = net.loss == Loss::cross_entropy;
     Model<T> model(net, batch, call.block_bytes);
     Buffer<T> weights(model.parameters().size()), probabilities(round_up(classes, kLanes<T>));

@@ -11,7 +11,7 @@ constexpr long kGradientBatch = 96;  // samples at a time, as in evaluation
 template <class T>
 Status input_gradient(GradientCall& call) {
     const Network net = network_of(call.network);
-    if (Status status = check_data(call.data, net, nullptr, 0)) return status;
+    if (Status status = check_data<T>(call.data, net, nullptr, 0)) return status;
     const Samples<T> inputs = inputs_of<T>(call.data, net);
     const Targets<T> targets = targets_of<T>(call.data, net);
     const long count = call.data.samples, batch = std::min(count, kGradientBatch);

@@ -35,7 +35,7 @@ class Head {
                     stage.bias >= 0 ? stage.bias - stage.weight : -1, batch, stride_);
             stages_.push_back(std::move(stage));
         }
-        if (turned_input || !net.graph.empty()) input_gradient_.resize(features * stride_);
+        if (turned_input || !net.graph.empty() || !net.lookups.empty()) input_gradient_.resize(features * stride_);
     }
 
     T* input_rows() { return input_.data(); }

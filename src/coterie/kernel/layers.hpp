@@ -6,7 +6,8 @@
 namespace coterie {
 
 enum class Kind : int64_t {
-    convolution = 0, linear = 1, relu = 2, tanh = 3, sigmoid = 4, pool = 5, average = 6, dropout = 7, norm = 8, add = 9, field = 10
+    convolution = 0, linear = 1, relu = 2, tanh = 3, sigmoid = 4, pool = 5, average = 6, dropout = 7, norm = 8, add = 9, field = 10,
+    lookup = 11, lstm = 12, positions = 13, block = 14
 };
 enum class Activation { none, relu, tanh, sigmoid };
 enum class Loss : int64_t { cross_entropy = 0, squared_error = 1 };
@@ -18,6 +19,7 @@ struct LayerRecord {
     // Of networks that are more than a chain (graph.hpp): the layer that is read (-1: the input, -2: the one before), the other
     // summand of an addition, and what else is theirs.
     int64_t source, other, stride_height, stride_width, out_height, out_width, groups, mean_offset, variance_offset;
+    int64_t first_column, columns, rows;  // of the input, and of the embedding in which they are looked up (0: none)
     double rate;  // of dropout
     double eps, momentum;
 };
@@ -36,6 +38,8 @@ struct Parameter {
 inline Activation activation_of(Kind kind) {
     return kind == Kind::relu ? Activation::relu : kind == Kind::tanh ? Activation::tanh : Activation::sigmoid;
 }
+
+inline bool is_sequence(Kind kind) { return kind == Kind::lstm || kind == Kind::positions || kind == Kind::block; }
 
 inline bool is_activation(Kind kind) { return kind == Kind::relu || kind == Kind::tanh || kind == Kind::sigmoid; }
 

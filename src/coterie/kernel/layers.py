@@ -11,7 +11,8 @@ from coterie.kernel.library import LayerRecord, array_of
 
 Loss = Literal["cross_entropy", "mse"]
 Kind = Literal[
-    "convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout", "norm", "add", "field"
+    "convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout", "norm", "add", "field", "lookup",
+    "lstm", "positions", "block",
 ]  # fmt: skip
 _KINDS: dict[Kind, int] = {kind: number for number, kind in enumerate(get_args(Kind))}
 BEFORE = -2
@@ -41,9 +42,13 @@ class Layer:
     size: tuple[int, int] = field(default=(0, 0), kw_only=True)
     """Height and width behind a convolution or a pool."""
     groups: int = field(default=0, kw_only=True)
-    """Of channels that are normalised together; 0: every channel over the batch."""
+    """Of channels that are normalised together (0: each channel over the batch); the heads of an encoder's block."""
     mean: int = field(default=-1, kw_only=True)
     variance: int = field(default=-1, kw_only=True)
+    columns: tuple[int, int] = field(default=(0, 0), kw_only=True)
+    """Of the input, that are looked up: the first, and how many."""
+    rows: int = field(default=0, kw_only=True)
+    """Of an embedding (0: columns are taken as they are); of a block of an encoder: the width of its inner layer."""
     eps: float = field(default=0.0, kw_only=True)
     momentum: float = field(default=0.0, kw_only=True)
 
@@ -76,7 +81,16 @@ def records(layers: Sequence[Layer]) -> ctypes.Array[LayerRecord]:
             LayerRecord(
                 *(_KINDS[layer.kind], layer.outputs, *layer.kernel, *layer.padding, layer.weight, layer.bias),
                 *(layer.domains, layer.residual, layer.scale, layer.source, layer.other, *layer.stride, *layer.size),
-                *(layer.groups, layer.mean, layer.variance, layer.rate, layer.eps, layer.momentum),
+                *(
+                    layer.groups,
+                    layer.mean,
+                    layer.variance,
+                    *layer.columns,
+                    layer.rows,
+                    layer.rate,
+                    layer.eps,
+                    layer.momentum,
+                ),
             )
             for layer in layers
         ]

@@ -22,6 +22,7 @@ _STATUS = {
     3: "A sample number in order is outside the data; order must hold numbers from 0 to the number of samples - 1.",
     4: "A label is outside the classes of the network; labels must be from 0 to the number of outputs - 1.",
     5: "A domain is outside those of the network; domains must be from 0 to their number - 1.",
+    6: "An input names a row that an embedding does not have; such inputs must be from 0 to its number of rows - 1.",
 }
 
 
@@ -35,7 +36,7 @@ class LayerRecord(Structure):
                 *("kind", "outputs", "kernel_height", "kernel_width", "pad_height", "pad_width"),
                 *("weight_offset", "bias_offset", "domains", "residual_offset", "scale_offset"),
                 *("source", "other", "stride_height", "stride_width", "out_height", "out_width"),
-                *("groups", "mean_offset", "variance_offset"),
+                *("groups", "mean_offset", "variance_offset", "first_column", "columns", "rows"),
             )
         ],
         *[(name, c_double) for name in ("rate", "eps", "momentum")],

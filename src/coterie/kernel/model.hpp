@@ -7,8 +7,10 @@
 #include "gather.hpp"
 #include "graph_trunk.hpp"
 #include "head.hpp"
+#include "lookup.hpp"
 #include "loss.hpp"
 #include "routed.hpp"
+#include "sequence.hpp"
 #include "trunk.hpp"
 
 namespace coterie {
@@ -39,6 +41,10 @@ class Model {
             routed_ = std::make_unique<Routed<T>>(net, parameters_, batch);
         }
         if (!net.graph.empty()) graph_ = make_graph_trunk<T>(net, parameters_, batch);
+        if (!net.sequence.empty())
+            graph_ = make_sequence<T>(net, parameters_, batch);
+        else if (!net.lookups.empty())
+            graph_ = std::make_unique<Lookups<T>>(net, parameters_);
         long fitting = block_bytes / std::max<long>(1, Trunk<T>::bytes_per_sample(net));
         // Whole vectors of samples, at least one: narrower blocks cost more in tails than the cache gives back.
         block_ = std::min(batch, std::max<long>(kLanes<T>, fitting / kLanes<T> * kLanes<T>));
@@ -168,7 +174,9 @@ class Model {
     }
 
     void backward_graph(long samples, Optimiser<T>& optimiser) {
-        std::memset(gradient_.data(), 0, size_t(size_of_trunk_) * sizeof(T));
+        // Layers over sequences write their gradients; all else is added up.
+        const long added = net_.sequence.empty() ? size_of_trunk_ : parameters_.find(net_.sequence[0].first);
+        std::memset(gradient_.data(), 0, size_t(added) * sizeof(T));
         graph_->backward(head_.input_gradient(), head_.stride(), samples, gradient_.data());
         optimiser.update_all(0, gradient_.data(), size_of_trunk_);
     }

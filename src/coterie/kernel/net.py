@@ -254,8 +254,20 @@ class Net:
 
     @property
     def has_input_gradient(self) -> bool:
-        """Whether `input_gradient` is there: not with domains, and not in a network that is more than a chain."""
-        return not self.domains and not any(layer.in_graph for layer in self.layers)
+        """Whether `input_gradient` is there: not with domains, nor in a network that is more than a chain."""
+        return not self.domains and not any(layer.in_graph or layer.kind == "lookup" for layer in self.layers)
+
+    @cached_property
+    def rows_named(self) -> tuple[int, ...]:
+        """For every column of the inputs, of how many rows it names one; 0 for a column that is a number."""
+        named = [0] * self.input_shape[0]
+        for layer in self.layers:
+            first, count = layer.columns
+            if layer.kind == "lookup" and layer.rows:  # a column may also be looked up twice
+                named[first : first + count] = [
+                    min(rows or layer.rows, layer.rows) for rows in named[first : first + count]
+                ]
+        return tuple(named)
 
     def _routed(self, data: DataCall, dtype: torch.dtype, route: Routing | None) -> Tensor | None:
         """Put the domains of the samples into `data`; returned is how they borrow from each other."""

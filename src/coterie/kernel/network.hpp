@@ -3,13 +3,14 @@
 //   trunk: convolutions, pools, activations and dropout on maps (channels, height, width)
 //   head:  linear layers with their activations and dropout on vectors
 //
-// A trunk that is more than a chain of such stages is a graph (graph.hpp). A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], or an average pool, or
+// Instead of a trunk, columns of the input may be looked up in embeddings (lookup.hpp). A trunk that is more than a chain of such stages is a graph (graph.hpp). A stage of the trunk is [convolution] [activation] [2x2 max-pool] [activation], or an average pool, or
 // dropout; of the head linear [activation] [dropout].
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "graph.hpp"
@@ -56,12 +57,66 @@ struct HeadStage {
     Dropout dropout;
 };
 
+// Some columns of the input, each taken as it is or as the row of an embedding that it names; all of them side by side.
+struct Lookup {
+    long first, columns, rows, width;
+    Parameter weight;
+    long size() const { return columns * width; }
+};
+
+// A tensor of a layer over sequences: a matrix, or with no inputs a vector.
+struct SequencePart {
+    Parameter parameter;
+    long inputs, outputs;
+    long size() const { return (inputs ? inputs : 1) * outputs; }
+};
+
+// A layer over sequences; its parameters lie one behind the other, as torch names them.
+struct SequenceLayer {
+    Kind kind;
+    long inputs, outputs;
+    Parameter first;
+    bool biased;
+    long heads, inner;  // of a block of an encoder
+    double eps;
+
+    // Of an LSTM: W_ih of all gates, W_hh, b_ih, b_hh. Of a block: W_q, W_kv, b_q, b_kv, W and b of the other layers, then those of
+    // the norms. Of positions: all of them.
+    std::vector<SequencePart> parts() const {
+        std::vector<SequencePart> found;
+        long offset = first.offset;
+        auto add = [&](long from, long to) {
+            found.push_back({{offset}, from, to});
+            offset += found.back().size();
+        };
+        if (kind == Kind::positions) {
+            add(0, inputs * outputs);
+        } else if (kind == Kind::lstm) {
+            for (long from : {inputs, outputs})
+                for (int gate = 0; gate < 4; gate++) add(from, outputs);
+            for (int gate = 0; gate < 8 && biased; gate++) add(0, outputs);
+        } else {
+            add(outputs, outputs);
+            add(outputs, 2 * outputs);
+            for (long to : {outputs, 2 * outputs}) add(0, to);
+            for (auto [from, to] : {std::pair{outputs, outputs}, std::pair{outputs, inner}, std::pair{inner, outputs}}) {
+                add(from, to);
+                add(0, to);
+            }
+            for (int norm = 0; norm < 4; norm++) add(0, outputs);
+        }
+        return found;
+    }
+};
+
 struct Network {
     MapShape in;
     std::vector<TrunkStage> trunk;
     std::vector<HeadStage> head;
     Loss loss;
     std::vector<Node> graph = {};  // instead of a trunk
+    std::vector<Lookup> lookups = {};  // likewise
+    std::vector<SequenceLayer> sequence = {};  // behind one lookup; the head reads the last step
     const void* mix = nullptr;  // [domains][domains], of the weights' type: how domains borrow from each other
 
     bool routes_trunk() const { return !trunk.empty() && trunk.back().domain.domains > 0; }
@@ -99,7 +154,22 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         map = reader.out();
         net.graph = std::move(reader.nodes);
     }
+    for (; at < count && Kind(layers[at].kind) == Kind::lookup; at++) {
+        const LayerRecord& layer = layers[at];
+        net.lookups.push_back({layer.first_column, layer.columns, layer.rows, layer.outputs, {long(layer.weight_offset)}});
+        if (layer.first_column < 0 || layer.columns < 1 || layer.first_column + layer.columns > net.in.size())
+            throw std::invalid_argument("a lookup of columns that are not there");
+    }
+    for (; at < count && is_sequence(Kind(layers[at].kind)); at++) {
+        if (net.lookups.size() != 1 || !net.lookups[0].rows) throw std::invalid_argument("sequences of what are not tokens");
+        const LayerRecord& layer = layers[at];
+        long inputs = net.sequence.empty() ? net.lookups[0].width : net.sequence.back().outputs;
+        if (Kind(layer.kind) == Kind::positions) inputs = net.lookups[0].columns;
+        net.sequence.push_back({Kind(layer.kind), inputs, layer.outputs, {long(layer.weight_offset)}, layer.bias_offset >= 0,
+                                layer.groups, layer.rows, layer.eps});
+    }
     while (at < count && Kind(layers[at].kind) != Kind::linear) {
+        if (!net.lookups.empty()) throw std::invalid_argument("a trunk behind lookups");
         if (net.routes_trunk()) throw std::invalid_argument("only the last stage of the trunk may have domains");
         TrunkStage stage;
         stage.in = stage.convolved = map;
@@ -150,7 +220,9 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
         map = stage.out;
         net.trunk.push_back(stage);
     }
-    long features = map.size();
+    long features = net.lookups.empty() ? map.size() : 0;
+    for (const Lookup& each : net.lookups) features += each.size();
+    if (!net.sequence.empty()) features = net.sequence.back().outputs;
     while (at < count && Kind(layers[at].kind) == Kind::linear) {
         HeadStage stage;
         stage.inputs = features;

@@ -29,6 +29,11 @@ class Parameters {
             if (!convolves && node.weight.present()) add_plain(node.weight.offset, node.out.channels);
             if (node.bias.present()) add_plain(node.bias.offset, node.out.channels);
         }
+        for (const Lookup& each : net.lookups)
+            if (each.rows) add_plain(each.weight.offset, each.rows * each.width);
+        for (const SequenceLayer& layer : net.sequence)
+            for (const SequencePart& part : layer.parts())
+                add_weight(part.parameter.offset, part.size(), {{part.inputs, part.inputs ? part.outputs : 0}});
         for (const HeadStage& stage : net.head)
             add_layer(stage.weight, stage.bias, stage.domain, stage.inputs * stage.outputs, stage.outputs,
                       {{stage.inputs, stage.outputs}});

@@ -6,7 +6,7 @@ namespace coterie {
 template <class T>
 Status train(TrainCall& call) {
     const Network net = network_of(call.network);
-    if (Status status = check_data(call.data, net, call.order, call.epochs * call.per_epoch)) return status;
+    if (Status status = check_data<T>(call.data, net, call.order, call.epochs * call.per_epoch)) return status;
     if (net.dropped() && !call.masks) return unknown_network;
     const Samples<T> inputs = inputs_of<T>(call.data, net);
     const Targets<T> targets = targets_of<T>(call.data, net);

@@ -19,9 +19,11 @@ from coterie.core.compiled import Refusal
 from coterie.core.task import DRAWING
 from coterie.kernel import known  # noqa: F401 (registers its layers)
 from coterie.kernel.chain import BATCH, LAYERS, NETWORKS, Chain, NotKnown
+from coterie.kernel.columns import Front
 from coterie.kernel.layers import Kind, Loss
 from coterie.kernel.library import Library, installed
 from coterie.kernel.net import Net
+from coterie.kernel.sequences import Sequences
 from coterie.kernel.structure import structure
 from coterie.kernel.verify import difference
 
@@ -104,7 +106,8 @@ class _Walk:
     """Goes once through the traced graph and adds what it finds to the chain."""
 
     def __init__(self, chain: Chain, graph: fx.Graph) -> None:
-        self.chain = chain
+        self.chain, self.front = chain, Front(chain)
+        self.sequences = Sequences(chain, self.front)
         self.values: dict[fx.Node, Any] = {}
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self.current: fx.Node | None = None
@@ -112,6 +115,7 @@ class _Walk:
         self.adds = any(node.target in _ADDITIONS for node in graph.nodes)
         for node in graph.nodes:
             self._visit(node)
+        self.front.check()
 
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -119,13 +123,21 @@ class _Walk:
                 raise NotKnown("its forward takes more than one input")
             self.current = node
             self.shapes[node], self.places[node] = self.chain.shape, self.chain.place
+            self.front.begin(node)
         elif node.op == "output":
             if node.args[0] is not self.current:
                 raise NotKnown("its forward does not return the last layer's output alone")
         elif node.op == "get_attr":
-            raise NotKnown(f"its forward uses {node.target} outside a layer")
+            self.sequences.name(node)
         elif self._is_shape(node):
             self.values[node] = self._shape_value(node)
+        elif self.front.takes(node):
+            self.shapes[node] = self.front.add(node, self.values)
+            self.current = node
+        elif self.sequences.takes(node):
+            self.shapes[node] = self.sequences.add(node)
+            if node in self.sequences.last:
+                self.current = node
         else:
             self._layer(node)
             self.current = node
@@ -156,6 +168,8 @@ class _Walk:
 
     def _check_input(self, node: fx.Node) -> None:
         source = node.args[0] if node.args else None
+        if self.front.read(source):
+            return
         if self.adds and isinstance(source, fx.Node) and source in self.places:  # a branch that is added to another
             self.chain.place, self.chain.shape = self.places[source], self.shapes[source]
         elif source is not self.current:

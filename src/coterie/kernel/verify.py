@@ -35,10 +35,14 @@ def difference(net: Net, reference: nn.Module, routed: Routed | None) -> str | N
             flat[start : start + values.numel()] = statistics[name]
             start += values.numel()
         x = torch.randn(_SAMPLES, *net.input_shape, generator=generator, dtype=torch.float64)
+        for column, rows in enumerate(net.rows_named):
+            if rows:
+                x[:, column] = torch.randint(0, rows, (_SAMPLES,), generator=generator).to(x.dtype)
         mix = getattr(reference, routed.mix) if routed else None
         route = Routing(torch.arange(_SAMPLES) % net.domains, mix) if routed else None
         try:
-            expected: Tensor = reference(x) if route is None else reference(x, route.domains)
+            seen = x.long() if all(net.rows_named) else x  # token ids reach a network as whole numbers
+            expected: Tensor = reference(seen) if route is None else reference(seen, route.domains)
         except Exception as error:  # the user's forward may raise anything
             return f"its forward fails on a random batch ({error})"
     found = net.logits(flat[None], x, route)[0]
