@@ -80,6 +80,22 @@ def test_a_training_loss_that_rises_above_guessing_is_said_once() -> None:
     assert watched(Health(), [], [1.0], []) == [], "in a round without training nothing is known"
 
 
+def test_a_rise_in_one_round_of_a_few_of_many_clients_may_be_of_who_came() -> None:
+    """Three of sixteen clients: a second round in succession must have it; of eight clients one round is enough."""
+
+    def told(*rounds: Sequence[float], clients: int) -> list[str]:
+        health = Health()
+        every = [health.trained(n, losses, 0.1, math.log(4), clients=clients) for n, losses in enumerate(rounds)]
+        return [text for texts in every for text in texts]
+
+    low, high = [0.7] * 3, [1.5] * 3
+    assert told(low, high, low, high, low, clients=16) == []
+    (text,) = told(low, high, low, high, high, clients=16)
+    assert text.startswith("round 5: the clients' training loss has risen")
+    assert len(told(low, high, clients=6)) == 1, "half of them"
+    assert len(told([0.7] * 8, [1.5] * 8, clients=99)) == 1
+
+
 def test_a_loss_without_a_scale_diverges_when_it_is_more_than_at_first() -> None:
     """4.5 is more than 4 times 1 and more than the first; 0.5 is 50 times 0.01, but less than at first."""
     (text,) = watched(Health(), [1.0], [4.5], guess=None)

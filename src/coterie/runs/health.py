@@ -23,6 +23,7 @@ _REMEDIES = {
 }
 _OTHERWISE = "find out whether these clients are running"
 _FACTOR = 2.0
+_MANY = 8  # clients whose median can be believed after one round
 _ROUNDING = 1e-9
 
 
@@ -39,6 +40,8 @@ class Health:
     """The median loss of the first round that had one, the lowest so far, and the latest."""
     lowest: float | None = None
     latest: float | None = None
+    rising: int = 0
+    """Rounds in succession in which it was too high."""
     watches_training: bool = False
     """Whether clients tell their training loss."""
     used_late: int = 0
@@ -67,13 +70,17 @@ class Health:
             self.lost[failure.kind] = self.lost.get(failure.kind, 0) + 1
             self.reasons.setdefault(failure.kind, failure.reason)
 
-    def trained(self, number: int, losses: Sequence[float], rate: float, guess: float | None) -> list[str]:
+    def trained(
+        self, number: int, losses: Sequence[float], rate: float, guess: float | None, *, clients: int = 0
+    ) -> list[str]:
         """After a round of training: what to say about the clients' training losses.
 
-        `guess` is the loss of knowing nothing.
+        `guess` is the loss of knowing nothing. Where few of the `clients` take part, the next round has others, some of
+        them new to the model that they are sent: there a rise counts when a second round has it too.
         """
         self.watches_training |= bool(losses)
-        return self._losses(number, losses, "training", rate, guess)
+        few = len(losses) < _MANY and 2 * len(losses) < clients
+        return self._losses(number, losses, "training", rate, guess, least=2 if few else 1)
 
     def evaluated(
         self, number: int, rounds: int, found: Evaluation, rate: float, guess: float | None, floor: float | None
@@ -87,8 +94,13 @@ class Health:
         late = 2 * (number + 1) >= rounds  # early rounds may well be worse than a constant answer
         return texts + (self._score(number, found, rate, floor) if late else [])
 
-    def _losses(self, number: int, losses: Sequence[float], what: str, rate: float, guess: float | None) -> list[str]:
-        """What to say about the losses of a round: clients may say anything, so the median decides."""
+    def _losses(
+        self, number: int, losses: Sequence[float], what: str, rate: float, guess: float | None, least: int = 1
+    ) -> list[str]:
+        """What to say about the losses of a round: clients may say anything, so the median decides.
+
+        That it rises is said after `least` such rounds.
+        """
         if not losses:
             return []
         broken = sum(not math.isfinite(loss) for loss in losses)
@@ -114,7 +126,8 @@ class Health:
             hardly_falls = middle > _FACTOR * guess and _FACTOR * middle > before
             diverges = middle > guess and (middle > _FACTOR * lowest or hardly_falls)
             where = f", where guessing gives {guess:.3g}"
-        if not diverges:
+        self.rising = self.rising + 1 if diverges else 0
+        if self.rising < least or not diverges:
             return []
         how = f"has risen from {lowest:.3g} to {middle:.3g}" if middle > lowest else f"is still {middle:.3g}"
         text = f"the clients' {what} loss {how}{where}: training diverges"

@@ -187,7 +187,8 @@ class RoundLoop:
         """Say at once what is wrong with a round."""
         texts = self.health.replies(number, tally)
         rate = self.method.training.opt.rate(number)
-        texts += self.health.trained(number, list(tally.losses.values()), rate, self._guess)
+        losses = list(tally.losses.values())
+        texts += self.health.trained(number, losses, rate, self._guess, clients=len(self.fed.ids))
         if evaluation is not None:
             texts += self.health.evaluated(number, self.rounds, evaluation, rate, self._guess, self._floor(evaluation))
         for text in texts:
