@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import coterie
 from coterie.core.errors import CoterieError
@@ -137,6 +141,7 @@ def test_who_will_be_asked_for_labels_it_lacks_is_not_told_to_adapt(capsys: pyte
 def _chosen(in_groups: bool, lower: bool = False, **scores: list[float]) -> str:
     """What is recommended where these are the clients' scores with local training, FedAvg (tuned) and auto."""
     names = {"local": "local training", "fedavg": "FedAvg", "tuned": "FedAvg, fine-tuned", "auto": "auto"}
+    names["fedcg"] = "FedCG"
     nothing = paired_gain({}, {})
     choices = [
         Candidate(
@@ -163,6 +168,51 @@ def test_where_there_are_groups_it_is_auto_unless_the_trial_is_sure_of_something
     assert _chosen(True, local=waver, fedavg=[0.5] * 10, tuned=lead, auto=auto) == "FedAvg, fine-tuned"
     assert _chosen(True, local=auto, fedavg=[0.5] * 10, tuned=waver, auto=auto) == "local training"  # surely as good
     assert _chosen(True, local=[0.79] * 10, fedavg=[0.5] * 10, tuned=waver, auto=auto) == "auto"  # surely worse
+
+
+def test_where_groups_have_the_same_inputs_it_is_fedcg_unless_it_does_worse() -> None:
+    """FedCG is among the choices only there; 0.4 points behind auto is nothing, 1 point is."""
+    low, auto = [0.5] * 10, [0.80] * 10
+    assert _chosen(True, fedcg=[0.81, 0.79] * 5, local=low, fedavg=low, auto=auto) == "FedCG"
+    assert _chosen(True, fedcg=[0.796] * 10, local=low, fedavg=low, auto=auto) == "FedCG"
+    assert _chosen(True, fedcg=[0.79] * 10, local=low, fedavg=low, auto=auto) == "auto"
+    assert _chosen(True, fedcg=auto, tuned=[0.9] * 10, local=low, fedavg=low, auto=auto) == "FedAvg, fine-tuned"
+    high = [9.0] * 10
+    assert _chosen(True, lower=True, fedcg=[0.79] * 10, local=high, fedavg=high, auto=auto) == "FedCG"
+
+
+@pytest.mark.parametrize(("shift", "groups", "recommended"), [("swap", 2, "fedcg"), ("rotation", 4, "auto")])
+def test_fedcg_is_tried_where_the_answers_differ_and_not_the_inputs(
+    shift: Literal["swap", "rotation"], groups: int, recommended: str
+) -> None:
+    population = build("rotated-digits", seed=5, groups=groups, clients=24, shift=shift)
+    model = partial(build_model, "digits-mlp", tuple(population.shape), population.classes)
+    found = advise(population, model, options=RunOptions(seed=5))
+    assert found.groups == groups
+    assert ("FedCG" in {choice.name for choice in found.choices}) == (recommended == "fedcg")
+    assert found.recommended.method == recommended
+    if recommended == "fedcg":
+        assert found.recommended.settings == {"domains": 2}
+        assert found.command == 'coterie.run(coterie.method("fedcg", domains=2), population, model)'
+        assert any("docs/privacy.md" in remark for remark in found.remarks)
+
+
+def test_a_method_that_refuses_the_network_is_left_out() -> None:
+    """FedCG cannot put domains into a network that reads a layer's weight by itself; advice is given all the same."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.first(x.flatten(1)).relu(), self.last.weight, self.last.bias)
+
+    said: list[str] = []
+    population = build("rotated-digits", seed=5, groups=2, clients=16, shift="swap")
+    found = advise(population, Own, options=RunOptions(seed=5), note=said.append)
+    assert any(text.startswith("FedCG is left out: ") for text in said)
+    assert found.recommended.method == "auto"
 
 
 def test_where_there_are_none_it_is_fedavg_unless_the_trial_is_sure_of_something_else() -> None:

@@ -27,6 +27,11 @@ class Differences:
     features: list[str]
 
     @property
+    def alike_inputs(self) -> bool:
+        """Whether the groups cannot be told apart by their inputs."""
+        return self.inputs < _CLEAR
+
+    @property
     def sentence(self) -> str:
         """In plain words."""
         if self.inputs < _CLEAR and self.labels < _CLEAR:
