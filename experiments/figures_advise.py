@@ -47,6 +47,7 @@ _CONDITIONS = {
 """Where the stress matrix has runs in full of the same clients."""
 _IN_FULL = {
     "auto": ("auto", "accuracy"),
+    "FedCG": ("fedcg", "accuracy"),
     "FedAvg": ("fedavg", "accuracy"),
     "FedAvg, fine-tuned": ("fedavg", "finetuned_accuracy"),
     "local training": ("local", "accuracy"),
