@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 import coterie
-from coterie.methods.auto import steady
+from coterie.methods.auto import pace, steady
 from coterie.methods.auto.messages import Groups, Known, Pace, Visit
 from coterie.methods.auto.method import Auto
 from coterie.methods.auto.visits import Came
@@ -65,6 +66,36 @@ def test_a_group_that_changes_begins_again() -> None:
     assert weights(steady.followed(old, new, [came(0, 1), came(1, 1)], ["0-1"])) == [1.0, 20.0, 30.0]
     kept = steady.followed(old, replace(new, paces={}), [came(0, 1), came(1, 2)], ["0-1"])
     assert weights(kept) == [1.0, 16.25, 30.0]
+
+
+def test_it_begins_again_in_the_round_that_is_taken_back_and_not_in_those_after() -> None:
+    """The pace says `restored` until members have told how the restored model does, which takes many rounds."""
+    restored = {"0": Pace(0.5, [], {}, restored=True)}
+    back = steady.followed(state_of(50.0), state_of(0.0, paces=restored), [came(0, 1)], [])
+    assert weights(back) == [0.0]
+    after = steady.followed(back, state_of(8.0, paces=restored), [came(0, 1)], [])
+    assert weights(after) == [1.0]
+
+
+def test_a_round_that_is_taken_back_counts_though_others_move_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pace.kept` forgets who was restored when somebody moves: the means are followed before it."""
+    order: list[str] = []
+
+    def noted(module: Any, name: str) -> None:
+        plain = getattr(module, name)
+
+        def called(*given: Any) -> Any:
+            order.append(name)
+            return plain(*given)
+
+        monkeypatch.setattr(module, name, called)
+
+    noted(steady, "followed")
+    noted(pace, "kept")
+    population = coterie.build("rotated-digits", seed=3, clients=4, groups=2)
+    model = partial(coterie.build_model, "digits-mlp", tuple(population.shape), population.classes)
+    coterie.run(Auto(), population, model, rounds=1, seed=3)
+    assert order == ["followed", "kept"]
 
 
 @pytest.mark.parametrize(("fraction", "differs"), [(1.0, False), (0.25, True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from sklearn.datasets import load_diabetes, load_digits, load_wine
 from torch import nn
 
 import coterie
+from coterie.core.cohort import Cohort
+from coterie.core.evaluation import evaluate
 from coterie.core.optimiser import Optimiser
+from coterie.core.states import spread
 from coterie.core.task import Task
 from coterie.data import from_arrays
-from coterie.methods.rate_trial import trial_clients
+from coterie.methods.rate_trial import alone_losses, trial_clients
 from coterie.runs import rates
 from coterie.runs.rates import RATES, found_rate
 
@@ -122,7 +126,42 @@ def test_a_rate_that_some_clients_cannot_bear_is_lowered() -> None:
     ],
 )
 def test_what_speaks_for_the_smaller_of_two_rates(losses: list[list[float]], lower: bool) -> None:
-    assert rates._bears_less(torch.tensor(losses).reshape(-1, 3)) is lower
+    assert rates._bears_less(torch.tensor(losses).reshape(-1, 3), one_is_enough=True) is lower
+
+
+def test_for_a_second_step_most_clients_must_gain() -> None:
+    """Shares by hand: 0.5 and 1 of each client; then of the first alone, while the others have 1 and 0.95."""
+    assert rates._bears_less(torch.tensor([[2.0, 1.5, 1.0]] * 3), one_is_enough=False)
+    assert not rates._bears_less(torch.tensor([[2.0, 1.9, 1.0]] + [[2.0, 1.0, 1.05]] * 3), one_is_enough=False)
+    assert not rates._bears_less(torch.tensor([[2.0, 1.9, 1.0]]), one_is_enough=False)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 12])
+def test_one_client_that_lies_lowers_the_rate_by_one_step_at_most(clients: int) -> None:
+    """The others gain 1 - exp(-60 r) of 1.8: at 0.03 nearly as much as at 0.1, at 0.01 half of it."""
+    asked: list[float] = []
+
+    def trained(at: list[float]) -> torch.Tensor:
+        asked.append(at[-1])
+        honest = [2.3 - 1.8 * (1 - math.exp(-60 * rate)) for rate in at]
+        return torch.tensor([honest] * (clients - 1) + [[2.3, 2.3, 0.0]])
+
+    after = {rate: 2.3 - 1.8 * (1 - math.exp(-60 * rate)) if rate <= 0.1 else math.inf for rate in RATES}
+    assert rates._found(Optimiser(5, 32, None, 0.9), 2.3, after, clients, trained).rate in (0.1, 0.03)
+    assert asked[:1] == [0.03]
+
+
+def test_at_rate_0_a_network_with_batchnorm_is_the_untrained_one() -> None:
+    population = from_arrays(parts(DIGITS[0], DIGITS[1], 2))
+
+    def normalised() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+    task = Task.of(normalised, population)
+    data = tuple(population.client(client) for client in population.ids)
+    trial, opt = Cohort(tuple(population.ids), task, data, 0, 1), Optimiser(1, 32, None, 0.9)
+    untrained = evaluate(trial, spread(task.init(1), len(trial)), "train").loss
+    assert torch.equal(alone_losses(trial, opt, [0.0, 0.1], 2)[:, 0], untrained.double())
 
 
 def test_clients_of_another_kind_lower_the_rate_though_they_do_not_train_with_the_first() -> None:

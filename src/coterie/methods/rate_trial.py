@@ -111,7 +111,7 @@ def alone_losses(trial: Cohort, opt: Optimiser, rates: list[float], rounds: int)
     first, found = spread(trial.task.init(trial.seed), len(trial)), []
     for rate in rates:
         fixed, models = replace(opt, lr=rate, lr_decay=1.0), first
-        for turn in range(rounds):
+        for turn in range(rounds if rate else 0):  # even steps of length 0 would move the means of BatchNorm
             models = local_sgd(replace(trial, round=turn), models, fixed, purpose="rate")
         found.append(evaluate(trial, models, "train").loss)
     return torch.stack(found, 1).double()

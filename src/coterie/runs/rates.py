@@ -183,22 +183,28 @@ def _found(
     if not best < before:
         return FoundRate(replace(opt, lr=None).rate(0), before, math.inf, clients)
     rate = min(rate for rate, loss in after.items() if loss <= best + _NEARLY * (before - best))
-    for smaller in sorted((other for other in after if other < rate and after[other] < before), reverse=True):
-        if not _bears_less(alone([0.0, rate, smaller])):
+    smaller = sorted((other for other in after if other < rate and after[other] < before), reverse=True)
+    for step, other in enumerate(smaller):
+        if not _bears_less(alone([0.0, rate, other]), one_is_enough=not step):
             break
-        rate = smaller
+        rate = other
     return FoundRate(rate, before, after[rate], clients)
 
 
-def _bears_less(losses: Tensor) -> bool:
+def _bears_less(losses: Tensor, one_is_enough: bool) -> bool:
     """Whether clients get further by the second of two rates than by the first; losses [C, 3], untrained first.
 
-    What a client gains counts as a share of what it gains by the better of the two, so that none counts more. One
-    client whose network dies is enough, for it may be one of many; a false one costs at most a step of the rates.
+    What a client gains counts as a share of what it gains by the better of the two, so that none counts more; who gains
+    by neither says nothing. One client whose network dies is enough for the first step, for it may be one of many.
+    For a second one the others must gain without the one that gains most: a false client costs one step at most.
     """
-    if not len(losses):
-        return False
     gains = (losses[:, :1] - losses[:, 1:]).double().nan_to_num(0.0).clamp_min(0.0)
-    shares = gains / gains.amax(1, keepdim=True).clamp_min(1e-12)
-    more, saved = (float(of[1] - of[0]) for of in (shares.mean(0), shares.amin(0)))
-    return more > _FURTHER or (saved > _SAVED and more > -_FURTHER)
+    gains = gains[gains.amax(1) > 0]
+    shares = gains / gains.amax(1, keepdim=True)
+    more = (shares[:, 1] - shares[:, 0]).sort().values
+    if not one_is_enough:
+        return len(more) > 1 and float(more[:-1].mean()) > _FURTHER
+    if not len(more):
+        return False
+    saved = float(shares[:, 1].amin() - shares[:, 0].amin())
+    return float(more.mean()) > _FURTHER or (saved > _SAVED and float(more.mean()) > -_FURTHER)

@@ -85,7 +85,7 @@ class Auto(ServesClusters[Groups]):
         new = groups.asked(new, fed)
         sizes = cluster_sizes(torch.tensor(list(new.cluster.values())), count(new.models))
         moves = [client for client, group in new.cluster.items() if state.cluster.get(client, group) != group]
-        new = steady.followed(state, pace.kept(new, moves), came, moves)
+        new = pace.kept(steady.followed(state, new, came, moves), moves)
         return new, {"sizes": sizes, "moved": len(moves), "extra_downloads": new.extra}
 
     def _classes(self, fed: Federation) -> int:

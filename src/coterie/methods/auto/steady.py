@@ -35,8 +35,7 @@ def followed(old: Groups, new: Groups, came: Sequence[Came], moved: Sequence[Cli
     changed = {state.cluster.get(client) for client in moved for state in (old, new)}
     share = [1.0] * groups
     for group in range(count(old.models)):
-        pace = new.paces.get(str(group))
-        if group not in changed and not (pace and pace.restored):
+        if group not in changed and not (_restored(new, group) and not _restored(old, group)):
             share[group] = min(1.0, trained[group] / max(min(MEMBERS, members[group]), 1))
     if min(share) == 1:
         return replace(new, steady={})
@@ -48,3 +47,9 @@ def followed(old: Groups, new: Groups, came: Sequence[Came], moved: Sequence[Cli
         by = weight.to(now.dtype).view(-1, *[1] * (now.dim() - 1)) if now.is_floating_point() else None
         steady[name] = now if by is None else torch.lerp(past, now, by)
     return replace(new, steady=steady)
+
+
+def _restored(state: Groups, group: int) -> bool:
+    """Whether the group goes on from its last good model; it says so until its members have told how that does."""
+    pace = state.paces.get(str(group))
+    return pace is not None and pace.restored
