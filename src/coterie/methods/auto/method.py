@@ -52,7 +52,7 @@ class Auto(ServesClusters[Groups]):
     paper: ClassVar[str] = "ours: how classes pull on the first model tells groups; unclear ones are judged by loss"
     summary: ClassVar[str] = "finds groups while it trains, at nearly FedAvg's bytes; nothing to set"
     use_when: ClassVar[str] = "nothing is known of the groups: skew, drift, few clients a round, newcomers"
-    avoid_when: ClassVar[str] = "there is no server; clients mix groups, or groups differ in labels alone (fedcg gains more)"
+    avoid_when: ClassVar[str] = "there is no server; clients mix groups, or only labels differ (fedcg gains more)"
     state_type: ClassVar[type[Groups]] = Groups
 
     def init(self, fed: Federation) -> Groups:
