@@ -197,6 +197,17 @@ def test_fedcg_is_tried_where_the_answers_differ_and_not_the_inputs(
         assert any("docs/privacy.md" in remark for remark in found.remarks)
 
 
+def test_clear_groups_are_groups_though_what_they_gain_is_not_sure() -> None:
+    """Two rotations, a short trial on 16 clients: the looks are sure, the gain is not."""
+    population = build("rotated-digits", seed=5, groups=2, clients=16)
+    model = partial(build_model, "digits-mlp", tuple(population.shape), population.classes)
+    found = advise(population, model, options=RunOptions(seed=5))
+    assert not found.evidence.sure
+    assert found.groups == 2
+    assert "may be chance" in found.verdict
+    assert [found.clients[client] for client in sorted(found.clients)] in ([0, 1] * 8, [1, 0] * 8)
+
+
 def test_a_method_that_refuses_the_network_is_left_out() -> None:
     """FedCG cannot put domains into a network that reads a layer's weight by itself; advice is given all the same."""
 

@@ -16,6 +16,7 @@ from coterie.core.samples import ClientId, Population
 from coterie.core.task import Task
 from coterie.data.schema import Schema
 from coterie.methods import method_named
+from coterie.methods.auto.messages import Groups
 from coterie.methods.base import ServerMethod
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedcg import FedCG
@@ -100,7 +101,8 @@ def advise(
     own = {FEDCG: {"domains": proposed}}
     choices = _choices(runs, own)
     evidence = next((choice.over_fedavg for choice in choices if choice.name == GROUPS), Interval(0.0, 0.0, 0.0))
-    count = proposed if evidence.sure else 1
+    clear = isinstance(runs[AUTO].state, Groups) and runs[AUTO].state.clear
+    count = proposed if evidence.sure or (clear and evidence.mean > 0) else 1
     schema: Schema | None = getattr(population, "schema", None)
     apart = differences(held, found, _input_names(schema) if schema else ()) if count > 1 else None
     if apart is not None and apart.alike_inputs:
@@ -261,6 +263,11 @@ def _surely(choice: Candidate, usual: Candidate, close: float, *, lower: bool) -
 
 def _verdict(groups: int, proposed: int, gain: Interval, metric: str) -> str:
     amount = amount_of(gain, metric)
+    if groups > 1 and not gain.sure:
+        return (
+            f"There are {groups} groups: in either half of their data, members pull a model the same way and others do "
+            f"not. What clients gain by them in this short trial may be chance: {amount}."
+        )
     if groups > 1:
         return (
             f"There are {groups} groups. On held-out data clients gain {amount} if each trains with its group "
