@@ -208,6 +208,14 @@ def test_clear_groups_are_groups_though_what_they_gain_is_not_sure() -> None:
     assert [found.clients[client] for client in sorted(found.clients)] in ([0, 1] * 8, [1, 0] * 8)
 
 
+@pytest.mark.parametrize(("lr", "learnt"), [(1e-9, False), (0.1, True)])
+def test_a_trial_that_learns_nothing_says_so(lr: float, learnt: bool) -> None:
+    population = build("rotated-digits", seed=5, groups=1, clients=8)
+    model = partial(build_model, "digits-mlp", tuple(population.shape), population.classes)
+    found = advise(population, model, training={"lr": lr}, options=RunOptions(seed=5))
+    assert any("Nothing was learnt" in remark for remark in found.remarks) is not learnt
+
+
 def test_a_method_that_refuses_the_network_is_left_out() -> None:
     """FedCG cannot put domains into a network that reads a layer's weight by itself; advice is given all the same."""
 

@@ -124,7 +124,7 @@ def advise(
         choices=choices,
         clients=found if count > 1 else dict.fromkeys(found, 0),
         apart=apart.sentence if apart is not None else "",
-        remarks=(*remarks_on(held), *([_WHY_FEDCG] if best.name == FEDCG else [])),
+        remarks=(*remarks_on(held), *_remarks_on_trial(best, first)),
         rounds=rounds,
         looked_at=len(ids),
         registered=len(population.ids),
@@ -259,6 +259,22 @@ def _surely(choice: Candidate, usual: Candidate, close: float, *, lower: bool) -
     """Whether local training is surely as good as the usual choice, or something else surely worth more."""
     gain = paired_gain(choice.per_client, usual.per_client, lower=lower)
     return gain.low >= -close if choice.name == LOCAL else gain.sure and gain.mean > close
+
+
+def _remarks_on_trial(best: Candidate, first: Result) -> list[str]:
+    """What a user should know of the choice that is recommended."""
+    remarks = [_WHY_FEDCG] if best.name == FEDCG else []
+    ahead = (
+        None
+        if first.floor is None
+        else (first.floor - best.score if first.lower_is_better else best.score - first.floor)
+    )
+    if ahead is not None and not ahead > _CLOSE * (abs(best.score) if first.lower_is_better else 1.0):
+        remarks.append(
+            "Nothing was learnt in this short trial: what is recommended is no better than a constant answer. So it "
+            "says little about the choices; set lr, more epochs or another network, and ask again."
+        )
+    return remarks
 
 
 def _verdict(groups: int, proposed: int, gain: Interval, metric: str) -> str:
