@@ -1,4 +1,4 @@
-"""Which updates of a round are odd: too heavy, too long, or long and against all the others.
+"""Which updates of a round are odd: too heavy, too long, or long and against all the others; which numbers told are.
 
 Shortening what is long is others' (see `aggregate`); the limits, and all the rest, are ours.
 """
@@ -27,6 +27,8 @@ so that sizes which differ little, as honest ones mostly do, stay as they are. W
 narrower limit; the median still holds when three of ten claim 10^9 (with 2 medians these cost embedding 16 points)."""
 FAR = 10.0
 """An update this many times as long as the median is not an honest one."""
+_BELIEVED = 10.0
+"""Robust deviations from the median beyond which what a client tells is not believed."""
 MARKED = 1.0
 """... if it is also longer than so many times the model that was sent."""
 FEWEST = 4
@@ -136,3 +138,14 @@ def members_of(weights: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
     """Each group that has members, with the places of those that weigh something."""
     used = weights > 0
     return [(group, torch.nonzero(used & (groups == group))[:, 0]) for group in groups[used].unique().tolist()]
+
+
+def believable(numbers: Tensor) -> Tensor:
+    """What clients told, [n, ...], with single ones that are far from most (`_BELIEVED`) brought to that border.
+
+    They steer what all get, and one false number must not outweigh all others.
+    """
+    middle = numbers.median(0).values
+    spread = 1.4826 * (numbers - middle).abs().median(0).values
+    wide = torch.where(spread > 0, _BELIEVED * spread, torch.inf)
+    return numbers.clamp(middle - wide, middle + wide)

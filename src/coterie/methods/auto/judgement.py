@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import probabilities, score
-from coterie.core.lengths import capped
+from coterie.core.lengths import believable, capped
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, State, count, row, stack, unflat
 from coterie.core.task import Task
@@ -33,8 +33,6 @@ _WORTH = 0.01
 """... and the share of the loss that it must be."""
 _BOTH = 4.0
 _FEWEST = 4
-_BELIEVED = 10.0
-"""Robust deviations from the median beyond which what a client tells is not believed."""
 
 
 def losses_under_prior(
@@ -98,17 +96,6 @@ def _weights(sizes: Sequence[float]) -> Tensor:
     """What clients weigh by the samples they claim, [n]; as in a mean of their models, none much more than most."""
     claimed = torch.tensor(sizes, dtype=torch.float64).clamp_min(1e-9)
     return capped(claimed, torch.zeros(len(claimed), dtype=torch.int64))
-
-
-def believable(numbers: Tensor) -> Tensor:
-    """What clients told, [n, ...], with single ones that are far from most (`_BELIEVED`) brought to that border.
-
-    They steer what all get, and one false number must not outweigh all others.
-    """
-    middle = numbers.median(0).values
-    spread = 1.4826 * (numbers - middle).abs().median(0).values
-    wide = torch.where(spread > 0, _BELIEVED * spread, torch.inf)
-    return numbers.clamp(middle - wide, middle + wide)
 
 
 def believed(question: SplitQuestion) -> SplitQuestion:

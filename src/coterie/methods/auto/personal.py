@@ -16,10 +16,10 @@ from torch import Tensor
 
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import sample_losses
+from coterie.core.lengths import believable
 from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientId, Samples
 from coterie.core.states import Stack, spread
-from coterie.methods.auto.judgement import believable
 from coterie.methods.auto.looks import halves
 from coterie.methods.auto.pace import trained
 from coterie.methods.auto.visits import TRY_EVERY

@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from coterie.core.cohort import Cohort
 from coterie.core.evaluation import score
 from coterie.core.federation import Federation, Nothing
+from coterie.core.lengths import believable
 from coterie.core.samples import ClientId
 from coterie.core.states import State, stack
-from coterie.methods.auto.judgement import believable
 from coterie.methods.fedcg.messages import TIMES, Domains, Judged, Sent, Weight
 from coterie.methods.fedcg.wrapping import domain_net
 

@@ -99,15 +99,14 @@ def advise(
         runs[GROUPS] = trial.run(GivenGroups, groups=found)
     proposed = len(set(found.values()))
     own = {FEDCG: {"domains": proposed}}
-    choices = _choices(runs, own)
-    evidence = next((choice.over_fedavg for choice in choices if choice.name == GROUPS), Interval(0.0, 0.0, 0.0))
+    evidence = _gain_by_groups(runs)
     clear = isinstance(runs[AUTO].state, Groups) and runs[AUTO].state.clear
     count = proposed if evidence.sure or (clear and evidence.mean > 0) else 1
     schema: Schema | None = getattr(population, "schema", None)
     apart = differences(held, found, _input_names(schema) if schema else ()) if count > 1 else None
     if apart is not None and apart.alike_inputs:
         runs |= trial.tried(FEDCG, FedCG, **own[FEDCG])
-        choices = _choices(runs, own)
+    choices = _choices(runs, own)
     first = runs[FEDAVG]
     able = _PLAIN if asked_for_more(held) else _ABLE
     best = _recommended(choices, able, in_groups=proposed > 1 and evidence.high > 0, lower=first.lower_is_better)
@@ -229,6 +228,14 @@ def _choices(runs: Mapping[str, Result], own: Mapping[str, Mapping[str, Any]]) -
             )
         )
     return tuple(made)
+
+
+def _gain_by_groups(runs: Mapping[str, Result]) -> Interval:
+    """What clients gain if each trains with its group instead of with all; nothing where no groups were proposed."""
+    if GROUPS not in runs:
+        return Interval(0.0, 0.0, 0.0)
+    by_group, by_all = (_known(runs[name], runs[name].per_client_score) for name in (GROUPS, FEDAVG))
+    return paired_gain(by_group, by_all, lower=runs[FEDAVG].lower_is_better)
 
 
 def _known(result: Result, values: Sequence[float | None]) -> dict[str, float]:
