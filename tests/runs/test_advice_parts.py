@@ -10,6 +10,7 @@ from torch import nn
 
 import coterie
 from coterie.core.errors import CoterieError
+from coterie.core.samples import Population
 from coterie.data import build
 from coterie.methods.given_groups import GivenGroups
 from coterie.models import build_model
@@ -181,16 +182,27 @@ def test_where_groups_have_the_same_inputs_it_is_fedcg_unless_it_does_worse() ->
     assert _chosen(True, lower=True, fedcg=[0.79] * 10, local=high, fedavg=high, auto=auto) == "FedCG"
 
 
-@pytest.mark.parametrize(("shift", "groups", "recommended"), [("swap", 2, "fedcg"), ("rotation", 4, "auto")])
+@pytest.mark.parametrize(
+    ("shift", "groups", "recommended"), [(None, 2, "fedcg"), ("rotation", 4, "auto"), ("swap", 2, "auto")]
+)
 def test_fedcg_is_tried_where_the_answers_differ_and_not_the_inputs(
-    shift: Literal["swap", "rotation"], groups: int, recommended: str
+    shift: Literal["rotation", "swap"] | None, groups: int, recommended: str
 ) -> None:
-    population = build("rotated-digits", seed=5, groups=groups, clients=24, shift=shift)
+    """Every second client puts its ten digits into five classes of its own: no other names for the same classes."""
+    population: Population = build("rotated-digits", seed=5, groups=groups if shift else 1, clients=24, shift=shift)
+    if recommended == "fedcg":
+        own = {}
+        for number, client in enumerate(population.ids):
+            train, test = population.client(client).train, population.client(client).test
+            many = 2 if number % 2 else 1
+            own[client] = (train.x.numpy(), train.y.numpy() // many, test.x.numpy(), test.y.numpy() // many)
+        population = coterie.from_arrays(own)
     model = partial(build_model, "digits-mlp", tuple(population.shape), population.classes)
-    found = advise(population, model, options=RunOptions(seed=5))
+    found = advise(population, model, training={"lr": 0.1}, options=RunOptions(seed=5))
     assert found.groups == groups
     assert ("FedCG" in {choice.name for choice in found.choices}) == (recommended == "fedcg")
     assert found.recommended.method == recommended
+    assert any("gives it other names" in remark for remark in found.remarks) == (shift == "swap")
     if recommended == "fedcg":
         assert found.recommended.settings == {"domains": 2}
         assert found.command == 'coterie.run(coterie.method("fedcg", domains=2), population, model)'

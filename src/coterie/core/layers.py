@@ -40,3 +40,24 @@ def in_order_of_use(task: Task, names: Sequence[str]) -> list[str]:
     last = {layer: place for place, layer in enumerate(calls)}
     used = [name for name in names if name.rpartition(".")[0] in last]
     return sorted(used, key=lambda name: last[name.rpartition(".")[0]])
+
+
+def rows_of_classes(task: Task) -> list[str]:
+    """The weights and biases whose rows are the classes, one each: those of the last layer; none where there are none.
+
+    That is tried out: a network whose rows are moved on by one must answer as before, each answer moved on by one.
+    """
+    matrices = in_order_of_use(task, weight_matrices(task)) if task.has_classes else []
+    last = matrices[-1].rpartition(".")[0] if matrices else ""
+    own = [name for name in task.parameters if name.rpartition(".")[0] == last]
+    if not own or any(task.template[name].shape[0] != task.classes for name in own):
+        return []
+    first = task.init(0)
+    inputs = task.inputs(torch.rand(2, *task.shape, generator=torch.Generator().manual_seed(0)).to(task.device))
+    with torch.no_grad():
+        before = task.answers(task.loaded(first).eval(), inputs).clone()
+        moved = {name: tensor.roll(1, 0) if name in own else tensor for name, tensor in first.items()}
+        after = task.answers(task.loaded(moved).eval(), inputs)
+    if before.shape != (2, task.classes):
+        return []
+    return own if torch.allclose(before.roll(1, 1), after, rtol=1e-4) and bool(before.std(1).min() > 0) else []

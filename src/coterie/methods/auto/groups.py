@@ -12,10 +12,11 @@ import torch
 from coterie.core.aggregate import Rule, combined
 from coterie.core.cohort import Cohort
 from coterie.core.federation import Federation
+from coterie.core.layers import rows_of_classes
 from coterie.core.lengths import clip_factors
 from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
-from coterie.methods.auto import pace, personal
+from coterie.methods.auto import pace, personal, renamings
 from coterie.methods.auto.judgement import believed, flat_updates, parts_that_pay, verdict, without
 from coterie.methods.auto.messages import Event, GroupModels, Groups, Known, Look, Looked, SplitQuestion, Tried, Weighed
 from coterie.methods.auto.parts import COVER, parted, placed
@@ -57,22 +58,25 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule, fed: Federation) -
         mean = old.loss if strange and old is not None else mean
         mean = old.loss if group in back and old is not None else loss if client in afresh else mean
         known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange and group not in back)
-    models, latest = state.models, dict(state.latest)
+    models, latest, heads = state.models, dict(state.latest), rows_of_classes(fed.task) if state.renamed else []
     stays &= torch.tensor([group not in back for group in groups])
     rows = torch.nonzero(stays)[:, 0]
     if len(rows):
         trained, sent, size = take(trained, rows), take(sent, rows), size[rows]
-        models = combined(rule, trained, size.clamp_min(1e-9), torch.tensor(groups)[rows], state.models, sent)
         updates = flat_updates(trained, sent)
+        own = [groups[place] for place in rows.tolist()]
+        trained, sent = (renamings.in_roots_names(state, some, own, heads) for some in (trained, sent))
+        roots = torch.tensor([state.root(group) for group in own])
+        models = combined(rule, trained, size.clamp_min(1e-9), roots, state.models, sent)
+        models = renamings.handed_back(state, models, heads, state.renamed)
         if rule != "mean":
-            groups_of = torch.tensor(groups)[rows]
-            updates *= clip_factors(trained, sent, size.clamp_min(1e-9), groups_of)[:, None].to(updates.dtype)
+            updates *= clip_factors(trained, sent, size.clamp_min(1e-9), roots)[:, None].to(updates.dtype)
         latest.update({ids[place]: updates[i].clone() for i, place in enumerate(rows.tolist())})
         room = _LATEST // max(updates.shape[1] * updates.element_size(), 1)
         for client in list(latest)[: max(len(latest) - room, 0)]:
             del latest[client]
-    models, before = (pace.taken_back(state, some, back) for some in (models, state.models))
-    for group in sorted(back):
+    models, before = (pace.taken_back(state, some, back, heads) for some in (models, state.models))
+    for group in sorted({state.root(group) for group in back}):
         now = float(state.pace[group])
         state = _told(state, fed, f"group {group} lost by its last round: taken back, and on at {now:.3g} of the rate")
     visits = state.visits + len(ids)
@@ -87,14 +91,13 @@ def looked(state: Groups, came: Came, fed: Federation) -> tuple[Groups, Came]:
     assert isinstance(came.value, Looked)
     looks, known, new = dict(state.looks), dict(state.known), []
     sketch = came.value.sketch.float() * came.value.scale.float()[:, None, None, :, None]
-    for client, shown, counts, loss in zip(
-        came.ids, sketch, came.value.counts.float().clamp_min(0), came.loss, strict=True
-    ):
+    counted, seen = came.value.counts.float().clamp_min(0), came.value.appearance.float()
+    for client, shown, counts, appearance, loss in zip(came.ids, sketch, counted, seen, came.loss, strict=True):
         old = looks.get(client)
         if old is not None and torch.equal(old.counts, counts) and torch.equal(old.sketch, shown):
             known[client] = replace(known[client], loss=max(known[client].loss, loss))
         else:
-            looks[client] = Look(shown.clone(), counts.clone())
+            looks[client] = Look(shown.clone(), counts.clone(), appearance=appearance.clone())
             new.append(client)
     state = replace(state, looks=looks, known=known)
     where = placed(state, new)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
-from coterie.core.layers import telling_matrix, weight_matrices
+from coterie.core.evaluation import outputs
+from coterie.core.layers import rows_of_classes, telling_matrix, weight_matrices
 from coterie.core.optimiser import Optimiser
 from coterie.core.rng import rng, torch_rng
 from coterie.core.samples import ClientData, Samples
@@ -27,6 +28,8 @@ _NUMBERS, _LEAST, _MOST = 640, 16, 256
 """Numbers of a client's sketch in one block of layers, over all classes; the least and the most for one class."""
 _SHARE = 0.6  # so many numbers a parameter at most: a look is sent once, and again only when a client no longer fits
 _FEWEST = 8
+_ANSWERS, _ANSWERED = 40, 0.2
+"""Answers of untrained networks that tell what a class looks like, at least; so many numbers a parameter at most."""
 _ONE_STEP = Optimiser(epochs=1, batch=0, lr=1.0)
 
 
@@ -82,6 +85,37 @@ def pulls(c: Cohort) -> tuple[Tensor, Tensor, Tensor]:
     sketch = torch.stack(found, 1).nan_to_num(0.0, 0.0, 0.0)
     scale = sketch.abs().amax(dim=(1, 2, 4)).clamp_min(1e-30)
     return (sketch / scale[:, None, None, :, None]).half(), scale, torch.stack(counts, 1)
+
+
+def appearances(c: Cohort) -> Tensor:
+    """What their classes look like: mean answers of untrained networks, [C, 2, kinds, answers]; 0 where one is lacked.
+
+    Untrained networks are random features of any kind of input. The first is not the one that training begins with.
+    """
+    task, wide = c.task, _answers(c.task)
+    found = torch.zeros(len(c), 2, kinds(task), wide)
+    if not wide:
+        return found
+    networks = [spread(task.init(c.seed, which), 1) for which in range(1, 1 + -(-wide // task.classes))]
+    for number, half in enumerate(halves(c)):
+        for index, client in enumerate(half.data):
+            known = (client.train.y >= 0) & (client.train.y < task.classes)
+            samples = client.train.take(torch.nonzero(known)[:, 0])
+            if not len(samples):
+                continue
+            said = torch.cat([outputs(task, network, samples).float() for network in networks], 1)[:, :wide]
+            each = torch.bincount(samples.y, minlength=task.classes).clamp_min(1)
+            found[index, number] = torch.zeros(task.classes, wide).index_add_(0, samples.y, said) / each[:, None]
+    return found.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _answers(task: Task) -> int:
+    """How many answers; none where the network's are not one for each class."""
+    if not rows_of_classes(task):
+        return 0
+    parameters = sum(task.template[name].numel() for name in task.parameters)
+    wide = max(_ANSWERS, min(task.classes, _MOST))
+    return max(_FEWEST, min(wide, int(_ANSWERED * parameters) // (2 * task.classes)))
 
 
 def sketches(task: Task, trained: Stack, sent: Stack, seed: int) -> Tensor:

@@ -16,11 +16,13 @@ class Look:
     """What a client has shown (`looks`): per half of its data the pulls of its classes, [2, kinds, blocks, width].
 
     `counts` [2, kinds] are the samples of each kind in the halves; `fresh` says that nothing was parted by it yet.
+    `appearance` [2, kinds, answers] is what each kind looks like to networks that nobody has trained (`renamings`).
     """
 
     sketch: Tensor
     counts: Tensor
     fresh: bool = True
+    appearance: Tensor = field(default_factory=lambda: torch.zeros(0), metadata={LATER: True})
 
     @property
     def shares(self) -> Tensor:
@@ -78,6 +80,14 @@ class Pace:
 
 
 @dataclass(frozen=True)
+class Renaming:
+    """A group that sees what another does and names it otherwise: its class c is `labels[c]` there (`renamings`)."""
+
+    root: int
+    labels: list[int]
+
+
+@dataclass(frozen=True)
 class Groups:
     """The groups so far. Each client that has been met is in exactly one.
 
@@ -106,12 +116,17 @@ class Groups:
     """Clients that have not been sent the model of their present group yet: what they lost was of another."""
     steady: Stack = field(default_factory=dict, metadata={LATER: True})
     """What clients use in place of `models` (`steady`); empty where it would be the same."""
+    renamed: dict[str, Renaming] = field(default_factory=dict, metadata={LATER: True})
     events: list[Event] = field(default_factory=list)
+
+    def root(self, group: int) -> int:
+        """The group whose network a group trains: its own, or that of which it only names the classes otherwise."""
+        return self.renamed[str(group)].root if str(group) in self.renamed else group
 
     @property
     def pace(self) -> Tensor:
         """The share of the rate at which each group trains, [K]."""
-        own = [self.paces.get(str(group)) for group in range(count(self.models))]
+        own = [self.paces.get(str(self.root(group))) for group in range(count(self.models))]
         return torch.tensor([pace.share if pace else 1.0 for pace in own], dtype=torch.float64)
 
 
@@ -153,7 +168,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Looked:
-    """The same after a look (`looks.pulls`): `sketch` in units of `scale`, and `counts`."""
+    """The same after a look (`looks`): `sketch` in units of `scale`, `counts` and `appearance`."""
 
     model: Stack
     size: Tensor
@@ -161,6 +176,7 @@ class Looked:
     sketch: Tensor
     scale: Tensor
     counts: Tensor
+    appearance: Tensor
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.panels import Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, stack, take
-from coterie.methods.auto import groups, pace, personal, steady, visits
+from coterie.methods.auto import groups, pace, personal, renamings, steady, visits
 from coterie.methods.auto.judgement import losses_of_all, losses_of_pair
-from coterie.methods.auto.looks import pulls
+from coterie.methods.auto.looks import appearances, pulls
 from coterie.methods.auto.messages import GroupModels, Groups, Looked, Paced, Pair, Prepared, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import A, Log
@@ -82,7 +82,7 @@ class Auto(ServesClusters[Groups]):
         new = groups.tried(new, tried) if tried else new
         new = groups.moved(new, state, chose, fed) if chose else new
         new = groups.decided(groups.voted(new, voted) if voted else new, fed)
-        new = groups.asked(new, fed)
+        new = renamings.settled(state, groups.asked(new, fed), fed)
         sizes = cluster_sizes(torch.tensor(list(new.cluster.values())), count(new.models))
         moves = [client for client, group in new.cluster.items() if state.cluster.get(client, group) != group]
         new = pace.kept(steady.followed(state, new, came, moves), moves)
@@ -143,7 +143,7 @@ class Auto(ServesClusters[Groups]):
     def look(self, c: Cohort, sent: Paced) -> Looked:
         """On the client: the same, and how its classes pull on the model that all began with."""
         loss = evaluate(c, sent.models, "train").loss
-        return Looked(pace.trained(c, sent.models, self.opt, sent.pace), c.size, loss, *pulls(c))
+        return Looked(pace.trained(c, sent.models, self.opt, sent.pace), c.size, loss, *pulls(c), appearances(c))
 
     @on_client("models", "scores")
     def try_out(self, c: Cohort, sent: Paced) -> Tried:

@@ -21,6 +21,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, row, stack, take
 from coterie.core.training import MAIN, local_sgd
 from coterie.methods.auto.messages import Groups, Pace, Weighed
+from coterie.methods.auto.renamings import in_own_names
 from coterie.methods.auto.visits import Came
 
 SLOWER, SLOWEST = 0.5, 1 / 64
@@ -57,7 +58,7 @@ def trained(c: Cohort, start: Stack, opt: Optimiser, pace: Tensor, purpose: str 
 
 def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, set[int], set[ClientId]]:
     """The groups' paces after what those who came have told, the groups whose last round is to be taken back, and the
-    clients whose losses of before say nothing any more.
+    clients whose losses of before say nothing any more. Groups that train one network (`renamings`) have one pace.
 
     These are clients that are new in their group, and those of a group that does worse with its good model, too: there
     the data have changed, and not the training.
@@ -67,12 +68,13 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, s
     for part in came:
         if not isinstance(part.value, Weighed):
             for client, group, loss in zip(part.ids, part.group, part.loss, strict=True):
-                there.setdefault(group, []).append(client)
+                root = state.root(group)
+                there.setdefault(root, []).append(client)
                 if client in state.known and state.cluster.get(client) == group and client not in state.arrived:
-                    rises.setdefault(group, []).append(_rise(state.known[client].loss, loss))
+                    rises.setdefault(root, []).append(_rise(state.known[client].loss, loss))
     seen = {client for some in there.values() for client in some}
     paces, back, afresh = dict(state.paces), set(), seen & set(state.arrived)
-    members = Counter(state.cluster.values())
+    members = Counter(state.root(group) for group in state.cluster.values())
     for group, new in rises.items():
         old = paces.get(str(group), Pace(1.0, [], {}))
         told = [*old.rises, *new]
@@ -88,14 +90,16 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, s
             slower = max(SLOWER * old.share, SLOWEST)
             paces[str(group)] = Pace(slower, [], old.good or row(state.before, group), restored=True)
     arrived = [client for client in state.arrived if client not in seen]
+    back = {group for group in range(count(state.models)) if state.root(group) in back}
     return replace(state, paces=paces, arrived=arrived), back, afresh
 
 
-def taken_back(state: Groups, models: Stack, back: Collection[int]) -> Stack:
-    """The models, of some groups the last good one."""
+def taken_back(state: Groups, models: Stack, back: Collection[int], heads: Sequence[str] = ()) -> Stack:
+    """The models, of some groups the last good one; `heads` are the weights whose rows are the classes."""
     if not back:
         return models
-    return stack([state.paces[str(g)].good if g in back else row(models, g) for g in range(count(models))])
+    good = {group: in_own_names(state, state.paces[str(state.root(group))].good, group, heads) for group in back}
+    return stack([good.get(group) or row(models, group) for group in range(count(models))])
 
 
 def kept(state: Groups, moved: Collection[ClientId]) -> Groups:

@@ -30,13 +30,17 @@ def followed(old: Groups, new: Groups, came: Sequence[Came], moved: Sequence[Cli
     trained: Counter[int] = Counter()
     for part in came:
         stays = part.stays or (True,) * len(part.ids)
-        trained.update(group for group, stay in zip(part.group, stays, strict=True) if stay)
-    members, groups = Counter(new.cluster.values()), count(new.models)
+        trained.update(new.root(group) for group, stay in zip(part.group, stays, strict=True) if stay)
+    members, groups = Counter(new.root(group) for group in new.cluster.values()), count(new.models)
     changed = {state.cluster.get(client) for client in moved for state in (old, new)}
+    changed |= {
+        group for group in range(count(old.models)) if old.renamed.get(str(group)) != new.renamed.get(str(group))
+    }
     share = [1.0] * groups
     for group in range(count(old.models)):
         if group not in changed and not (_restored(new, group) and not _restored(old, group)):
-            share[group] = min(1.0, trained[group] / max(min(MEMBERS, members[group]), 1))
+            root = new.root(group)
+            share[group] = min(1.0, trained[root] / max(min(MEMBERS, members[root]), 1))
     if min(share) == 1:
         return replace(new, steady={})
     before, weight = old.steady or old.models, torch.tensor(share, dtype=torch.float64)
@@ -51,5 +55,5 @@ def followed(old: Groups, new: Groups, came: Sequence[Came], moved: Sequence[Cli
 
 def _restored(state: Groups, group: int) -> bool:
     """Whether the group goes on from its last good model; it says so until its members have told how that does."""
-    pace = state.paces.get(str(group))
+    pace = state.paces.get(str(state.root(group)))
     return pace is not None and pace.restored

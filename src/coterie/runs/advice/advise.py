@@ -22,7 +22,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedcg import FedCG
 from coterie.methods.given_groups import GivenGroups
 from coterie.runs.advice.answer import Advice, Candidate
-from coterie.runs.advice.differences import differences
+from coterie.runs.advice.differences import differences, other_names
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
 from coterie.runs.advice.remarks import asked_for_more, remarks_on
@@ -100,11 +100,14 @@ def advise(
     proposed = len(set(found.values()))
     own = {FEDCG: {"domains": proposed}}
     evidence = _gain_by_groups(runs)
-    clear = isinstance(runs[AUTO].state, Groups) and runs[AUTO].state.clear
+    state = runs[AUTO].state
+    assert isinstance(state, Groups)
+    clear = state.clear
     count = proposed if evidence.sure or (clear and evidence.mean > 0) else 1
     schema: Schema | None = getattr(population, "schema", None)
     apart = differences(held, found, _input_names(schema) if schema else ()) if count > 1 else None
-    if apart is not None and apart.alike_inputs:
+    renamed = other_names(state, _numbers(runs[AUTO]), schema.class_names if schema else ()) if count > 1 else []
+    if apart is not None and apart.alike_inputs and not renamed:
         runs |= trial.tried(FEDCG, FedCG, **own[FEDCG])
     choices = _choices(runs, own)
     first = runs[FEDAVG]
@@ -123,7 +126,7 @@ def advise(
         choices=choices,
         clients=found if count > 1 else dict.fromkeys(found, 0),
         apart=apart.sentence if apart is not None else "",
-        remarks=(*remarks_on(held), *_remarks_on_trial(best, first)),
+        remarks=(*renamed, *remarks_on(held), *_remarks_on_trial(best, first)),
         rounds=rounds,
         looked_at=len(ids),
         registered=len(population.ids),
@@ -197,9 +200,13 @@ def _length(samples: int, settings: Mapping[str, Any]) -> tuple[int, dict[str, A
 
 def _groups(result: Result) -> dict[ClientId, int]:
     """The groups that a run ended with, numbered from 0 without gaps."""
-    clusters = result.clusters or [0] * len(result.client_ids)
-    numbers = {cluster: place for place, cluster in enumerate(sorted(set(clusters)))}
+    clusters, numbers = result.clusters or [0] * len(result.client_ids), _numbers(result)
     return {client: numbers[cluster] for client, cluster in zip(result.client_ids, clusters, strict=True)}
+
+
+def _numbers(result: Result) -> dict[int, int]:
+    """The numbers that the advice gives the groups of a run."""
+    return {cluster: place for place, cluster in enumerate(sorted(set(result.clusters or [0])))}
 
 
 def _choices(runs: Mapping[str, Result], own: Mapping[str, Mapping[str, Any]]) -> tuple[Candidate, ...]:
@@ -247,7 +254,8 @@ def _recommended(choices: Sequence[Candidate], names: Sequence[str], *, in_group
 
     A trial is short, and what trains together goes on to improve when local models have long been finished: what
     looks like a tie or a small lead of these after some rounds was wrong by 15 points in full runs of PACS. FedCG is
-    tried where groups have the same inputs. There it is 2 points above auto in full runs, so it need not lead here.
+    tried where groups have the same inputs and do not only name them otherwise, for which auto has an answer of its
+    own. There it need not lead here.
     """
     able = {choice.name: choice for choice in choices if choice.name in names}
     usual = able[AUTO if in_groups else FEDAVG]

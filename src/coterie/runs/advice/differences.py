@@ -10,12 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from coterie.core.samples import ClientId, Population
+from coterie.core.terminal import shown
+from coterie.methods.auto.messages import Groups
 
 _LOOKED_AT = 200
 """Samples of a client that are looked at."""
 _CLEAR = 4.0
 """Groups differ in something if it varies so many times more between them than within (an F ratio)."""
 _NAMED = 3
+_PAIRS = 4
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,23 @@ def differences(population: Population, groups: Mapping[ClientId, int], names: S
     order = np.argsort(-each, kind="stable")[:_NAMED]
     features = [names[at] for at in order if each[at] >= _CLEAR] if len(names) == len(each) else []
     return Differences(_ratio(np.stack(inputs), number), _ratio(np.stack(labels), number) if labels else 0.0, features)
+
+
+def other_names(state: Groups, numbers: Mapping[int, int], names: Sequence[str]) -> list[str]:
+    """Which groups give other names to the same inputs, and which; `numbers` are those that the advice gives groups."""
+    said = []
+    for group, renaming in sorted(state.renamed.items(), key=lambda each: int(each[0])):
+        if int(group) not in numbers or renaming.root not in numbers:
+            continue
+        called = names if len(names) == len(renaming.labels) else [str(label) for label in range(len(renaming.labels))]
+        pairs = [(called[own], called[there]) for own, there in enumerate(renaming.labels) if own != there]
+        listed = ", ".join(f"{shown(own)} is {shown(there)} there" for own, there in pairs[:_PAIRS])
+        more = f" and {len(pairs) - _PAIRS} more" if len(pairs) > _PAIRS else ""
+        said.append(
+            f"Group {numbers[int(group)]} sees what group {numbers[renaming.root]} does and gives it other names: its "
+            f"{listed}{more}. If that is a mistake in the data, correct it there; auto trains one network for both."
+        )
+    return said
 
 
 def _sums(values: NDArray[np.float64], groups: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
