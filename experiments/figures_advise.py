@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from sklearn.metrics import adjusted_rand_score
 from coterie.runs.advice import advise
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import builder_of, defaults_of, population_of
+from experiments.conditions import GIVEN_K
 from experiments.figures_methods import STORED
-from experiments.figures_stress import records
+from experiments.figures_stress import records, run_tables
 from experiments.registry import experiment
 from experiments.tables import Note, markdown
 
@@ -45,6 +47,9 @@ _CONDITIONS = {
     "rotated MNIST": ("mnist", "home"),
 }
 """Where the stress matrix has runs in full of the same clients."""
+_ROUNDS = {"PACS": 30, "writers": 60}
+"""Cases that the stress matrix does not have: the rounds of runs in full (`advise-full`)."""
+_METHODS = ("auto", "fedavg", "local", "ifca", "md-icfl", "embedding", "fedcg", "cfl", "panm", "oracle")
 _IN_FULL = {
     "auto": ("auto", "accuracy"),
     "FedCG": ("fedcg", "accuracy"),
@@ -67,7 +72,8 @@ def advice(out: Path, seeds: Sequence[int], note: Note) -> str:
                 with file.open("a") as lines:
                     lines.write(json.dumps(found) + "\n")
                 note(f"{case}, seed {seed}: {found['groups']} groups of {found['truth']}, {found['recommended']}")
-    full = [record for stored in sorted(STORED.glob("stress-*-after.jsonl")) for record in records(stored)]
+    kept = [*sorted(STORED.glob("stress-*-after.jsonl")), STORED / "advise-full.jsonl"]
+    full = [record for stored in kept for record in records(stored)]
     text = f"{_table(records(file))}\n{behind(records(file), full)}"
     (out / "table.md").write_text(text)
     return text
@@ -118,7 +124,7 @@ def behind(found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]]) -> s
         if "accuracy" in run and run["method"] not in _NOT_CHOSEN:
             by.setdefault((run["data"], run["condition"], run["seed"]), {})[run["method"]] = run
     rows = []
-    for case, (data, condition) in _CONDITIONS.items():
+    for case, (data, condition) in {**_CONDITIONS, **{case: (case, "full") for case in _ROUNDS}}.items():
         said = []
         for record in sorted((each for each in found if each["case"] == case), key=lambda each: int(each["seed"])):
             runs = by.get((data, condition, record["seed"]), {})
@@ -131,3 +137,34 @@ def behind(found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]]) -> s
         if said:
             rows.append([case, ", ".join(said)])
     return markdown(["data", "points behind the best in full, by seed"], rows)
+
+
+@experiment("advise-full", "runs in full of the data that advise is tried on and the stress matrix lacks", minutes=120)
+def in_full(out: Path, seeds: Sequence[int], note: Note) -> str:
+    """Ten methods, those that take a number of groups told the true one (4 where there is one)."""
+    file = out / "runs.jsonl"
+    there = {(record["data"], record["method"], record["seed"]) for record in records(file)}
+    for case, seed, method in product(_ROUNDS, seeds, _METHODS):
+        if (case, method, seed) not in there:
+            found = run_tables(
+                {
+                    "method": method,
+                    "rounds": _ROUNDS[case],
+                    "evaluate_every": _ROUNDS[case],
+                    "scenario": _CASES[case][1],
+                    "settings": {GIVEN_K[method]: 4} if method in GIVEN_K else {},
+                    "engine": {"workers": 1},
+                    "seed": seed,
+                }
+            )
+            with file.open("a") as lines:
+                lines.write(
+                    json.dumps({"data": case, "condition": "full", "method": method, "seed": seed, **found}) + "\n"
+                )
+            note(f"{case}, {method}, seed {seed}: {found.get('refused') or found['accuracy']}")
+    rows = [
+        [r["data"], str(r["seed"]), r["method"], *(f"{100 * r[key]:.1f}" for key in ("accuracy", "finetuned_accuracy"))]
+        for r in records(file)
+        if "accuracy" in r
+    ]
+    return markdown(["data", "seed", "method", "%", "fine-tuned %"], rows)

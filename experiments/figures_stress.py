@@ -31,14 +31,19 @@ def records(file: Path) -> list[dict[str, Any]]:
 def run_cell(kind: Kind, condition: Condition, method: str, seed: int) -> dict[str, Any]:
     """One run; a method that refuses the condition says why."""
     where = {"data": kind.name, "condition": condition.name, "method": method, "seed": seed}
+    return {**where, **run_tables({**condition.tables(method, kind), "seed": seed})}
+
+
+def run_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of one run; why it was refused, if it was."""
     try:
-        result = execute(from_tables({**condition.tables(method, kind), "seed": seed}), None)
+        result = execute(from_tables(tables), None)
     except Unfinished:
         raise
     except CoterieError as error:
-        return {**where, "refused": str(error)}
+        return {"refused": str(error)}
     found = json.loads(result.to_json())
-    return {**where, **{key: found[key] for key in _KEPT if key in found}}
+    return {key: found[key] for key in _KEPT if key in found}
 
 
 def run_missing(
