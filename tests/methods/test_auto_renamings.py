@@ -66,6 +66,9 @@ def test_one_liar_does_not_decide_what_a_class_looks_like() -> None:
     found = appearance(state, list(looks))
     assert found is not None
     assert np.allclose(found, honest.numpy() + 0.02, atol=1e-5)
+    looks["old"] = Look(torch.zeros(0), counts)  # of an older version's checkpoint
+    assert np.array_equal(found, appearance(state, list(looks)))  # type: ignore[arg-type]
+    assert appearance(state, ["old"]) is None
     assert appearance(state, ["c0", "c1"]) is None  # two samples of a class are too few
 
 

@@ -14,7 +14,8 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
 5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
    fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`).
 6. **Pace.** A round by which most members of a group lose is taken back; the group goes on at half the rate (`pace`).
-7. **In use**, where few members come to a round, is a mean of the group's models over the last rounds (`steady`).
+7. **Renamings.** Groups that see the same and name it otherwise train one network, its answers renamed (`renamings`).
+8. **In use**, where few members come to a round, is a mean of the group's models over the last rounds (`steady`).
 
 Extra downloads are paid from an allowance (`visits`).
 """
@@ -52,7 +53,7 @@ class Auto(ServesClusters[Groups]):
     paper: ClassVar[str] = "ours: how classes pull on the first model tells groups; unclear ones are judged by loss"
     summary: ClassVar[str] = "finds groups while it trains, at nearly FedAvg's bytes; nothing to set"
     use_when: ClassVar[str] = "nothing is known of the groups: skew, drift, few clients a round, newcomers"
-    avoid_when: ClassVar[str] = "there is no server; clients mix groups, or only labels differ (fedcg gains more)"
+    avoid_when: ClassVar[str] = "there is no server; clients mix groups (fedcg gains more)"
     state_type: ClassVar[type[Groups]] = Groups
 
     def init(self, fed: Federation) -> Groups:

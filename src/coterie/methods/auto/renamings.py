@@ -46,6 +46,9 @@ def appearance(state: Groups, some: Sequence[ClientId]) -> Means | None:
     None where it has a class of which it has too few samples to say.
     """
     looks = [state.looks[client] for client in some if client in state.looks]
+    looks = [look for look in looks if look.appearance.numel()]  # those of an older version's checkpoint have none
+    if not looks:
+        return None
     counts = torch.stack([look.counts for look in looks])
     total = counts.sum(0)
     if bool(((total.sum(0) > 0) & (total < _SEEN).any(0)).any()):
@@ -93,10 +96,7 @@ def found(state: Groups, fed: Federation) -> dict[str, Renaming]:
     told: dict[str, Renaming] = {}
     roots: dict[int, Means] = {}
     for group in groups:
-        shown = [client for client in members(state, group) if client in state.looks]
-        if not shown or not state.looks[shown[0]].appearance.numel():
-            continue
-        own = appearance(state, shown)
+        own = appearance(state, members(state, group))
         if own is None:
             continue
         for root, other in roots.items():
