@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.figures_auto import differences, table
+from experiments.figures_auto import by_mean, differences, matrix, table
 
 
 def run(method: str, accuracy: float, tuned: float, seed: int = 1) -> dict[str, Any]:
@@ -36,3 +36,16 @@ def test_the_best_may_be_fine_tuned_and_oracle_is() -> None:
 def test_a_seed_that_lacks_a_method_does_not_count() -> None:
     assert differences([*rivals(1)[1:], run("auto", 0.9, 0.9)], "digits", "home") == []
     assert differences([*rivals(1), run("auto", 0.9, 0.9)], "mnist", "home") == []
+
+
+def test_the_best_by_its_mean_is_one_method() -> None:
+    """FedAvg, fine-tuned, has 0.8 and 1.0, Oracle, fine-tuned, 0.9 twice: both 0.9 in the mean, auto 0.92 and 0.84."""
+    found = [*rivals(1), run("auto", 0.92, 0.0), *rivals(3), run("auto", 0.84, 0.0, 3), *rivals(4)]
+    known = by_mean(found, "digits", "home")
+    assert known is not None
+    own, gap, _ = known
+    assert [each["seed"] for each in own] == [1, 3]
+    assert round(gap, 6) == -2.0
+    assert by_mean(found, "digits", "swap") is None
+    row = matrix({"digits": found, "mnist": []}).splitlines()[2]
+    assert "| 88.0 | 2 | 1.00 | **-2.0" in row.replace("  ", " ")
