@@ -203,6 +203,7 @@ def test_fedcg_is_tried_where_the_answers_differ_and_not_the_inputs(
     assert ("FedCG" in {choice.name for choice in found.choices}) == (recommended == "fedcg")
     assert found.recommended.method == recommended
     assert any("gives it other names" in remark for remark in found.remarks) == (shift == "swap")
+    assert ("how classes are named" in found.apart) == (shift == "swap")
     if recommended == "fedcg":
         assert found.recommended.settings == {"domains": 2}
         assert found.command == 'coterie.run(coterie.method("fedcg", domains=2), population, model)'

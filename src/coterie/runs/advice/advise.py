@@ -50,6 +50,7 @@ _ABLE = (LOCAL, FEDAVG, TUNED, FEDCG, AUTO)
 """What can be recommended; the models per group show what groups are worth, and auto is the way to have them."""
 _PLAIN = (FEDAVG, FEDCG, AUTO)
 """What does not adapt to a client's own labels where others will be asked for."""
+_NAMES = "The inputs look alike in all groups: what differs is how classes are named."
 _WHY_FEDCG = (
     "Groups with the same inputs learn features together with FedCG; its clients tell how many samples of each class "
     "they have and what these have in the mean (docs/privacy.md)."
@@ -125,7 +126,7 @@ def advise(
         command=(command or _in_python)(best.method, best.settings),
         choices=choices,
         clients=found if count > 1 else dict.fromkeys(found, 0),
-        apart=apart.sentence if apart is not None else "",
+        apart="" if apart is None else _NAMES if renamed and apart.alike_inputs else apart.sentence,
         remarks=(*renamed, *remarks_on(held), *_remarks_on_trial(best, first)),
         rounds=rounds,
         looked_at=len(ids),
