@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +21,7 @@ from coterie.data import build
 from coterie.methods import METHODS
 from coterie.methods.auto import pace, steady
 from coterie.methods.auto.messages import Groups, Known, Look, Pace, Renaming, Visit
-from coterie.methods.auto.renamings import appearance, handed_back, in_roots_names, renaming
+from coterie.methods.auto.renamings import appearance, found, handed_back, in_roots_names, renaming, settled
 from coterie.methods.auto.visits import Came
 from coterie.models import build_model
 from coterie.runs.advice.differences import other_names
@@ -49,6 +53,14 @@ def test_groups_that_differ_in_more_than_names_are_not_joined() -> None:
     assert renaming(swapped, np.stack([APART, APART])) is None
 
 
+def test_both_halves_join_the_same_classes_also_where_one_group_has_more() -> None:
+    """Four classes here, two known there: one half joins 1 and 2 to them, the other 0 and 1."""
+    other = np.full((2, 4, 1), np.nan)
+    other[:, 0], other[:, 1] = 0.0, 10.0
+    own = np.array([[[-50.0], [0.0], [10.0], [90.0]], [[0.0], [10.0], [50.0], [90.0]]])
+    assert renaming(own, other) is None
+
+
 def test_a_class_that_a_group_lacks_has_the_name_that_is_left() -> None:
     own, other = halves(APART[[1, 0, 2]]), halves(APART)
     own[:, 2] = np.nan
@@ -63,11 +75,11 @@ def test_one_liar_does_not_decide_what_a_class_looks_like() -> None:
     looks = {f"c{i}": Look(torch.zeros(0), counts, appearance=honest + 0.01 * i) for i in range(4)}
     looks["liar"] = Look(torch.zeros(0), counts, appearance=torch.full((2, 3, 2), 1e30))
     state = Groups({}, {}, dict.fromkeys(looks, 0), {}, looks, {}, {})
-    found = appearance(state, list(looks))
-    assert found is not None
-    assert np.allclose(found, honest.numpy() + 0.02, atol=1e-5)
+    seen = appearance(state, list(looks))
+    assert seen is not None
+    assert np.allclose(seen, honest.numpy() + 0.02, atol=1e-5)
     looks["old"] = Look(torch.zeros(0), counts)  # of an older version's checkpoint
-    assert np.array_equal(found, appearance(state, list(looks)))  # type: ignore[arg-type]
+    assert np.array_equal(seen, appearance(state, list(looks)))  # type: ignore[arg-type]
     assert appearance(state, ["old"]) is None
     assert appearance(state, ["c0", "c1"]) is None  # two samples of a class are too few
 
@@ -92,6 +104,77 @@ def test_rows_of_classes_are_tried_out(scaled: bool, names: list[str]) -> None:
     x, y = torch.randn(9, 4), torch.arange(9) % 3
     population = coterie.from_arrays({"a": (x.numpy(), y.numpy()), "b": (x.numpy(), y.numpy())})
     assert rows_of_classes(Task.of(partial(HeadFirst, scaled), population)) == names
+
+
+class Odd(nn.Module):
+    """A last layer with something that a renaming must know of, or a body that does not take made-up numbers."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.body = nn.Embedding(9, 4) if what == "tokens" else nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3, bias=what != "late bias")
+        self.late = nn.Parameter(torch.zeros(3))
+        self.after = nn.LayerNorm(3) if what == "norm" else nn.Identity()
+        if what == "scale":
+            self.head.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        body = self.body(x).mean(1) if self.what == "tokens" else torch.relu(self.body(x))
+        found: Tensor = self.after(self.head(body))
+        return found + self.late if self.what == "late bias" else found
+
+
+@pytest.mark.parametrize("what", ["tokens", "late bias", "norm", "scale"])
+def test_networks_that_no_renaming_fits_have_no_such_rows_and_train_as_before(what: str) -> None:
+    """Zeros of a late bias and ones of a norm would be exchanged for what they learn; a scale is no row of a class."""
+    generator = np.random.default_rng(0)
+    tokens = what == "tokens"
+    draw = (lambda: generator.integers(0, 9, (12, 4))) if tokens else (lambda: generator.normal(size=(12, 4)))
+    clients = {f"c{i}": (draw() if tokens else draw().astype(np.float32), np.arange(12) % 3) for i in range(4)}
+    population = coterie.from_arrays(clients, **({"layout": "tokens"} if tokens else {}))  # type: ignore[arg-type]
+    task = Task.of(partial(Odd, what), population)
+    assert rows_of_classes(task) == (["head.weight", "head.bias"] if what == "scale" else [])
+    found = coterie.run(METHODS["auto"](lr=0.01), population, partial(Odd, what), rounds=2, seed=1)
+    assert found.rounds == 2
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "regression", "ready"])
+def test_tasks_without_classes_and_networks_that_cannot_be_drawn_again_train_as_before(kind: str) -> None:
+    generator = np.random.default_rng(0)
+    targets: dict[str, Callable[[], Any]] = {
+        "multilabel": lambda: generator.integers(0, 2, (12, 3)).astype(np.float32),
+        "regression": lambda: generator.normal(size=(12, 3)).astype(np.float32),
+        "ready": lambda: np.arange(12) % 3,
+    }
+    clients = {f"c{i}": (generator.normal(size=(12, 4)).astype(np.float32), targets[kind]()) for i in range(4)}
+    population = coterie.from_arrays(clients, **({"task": kind} if kind != "ready" else {}))  # type: ignore[arg-type]
+    model = Odd("late bias") if kind == "ready" else nn.Linear(4, 3)
+    assert coterie.run(METHODS["auto"](lr=0.01), population, model, rounds=2, seed=1).rounds == 2
+
+
+def test_the_largest_group_leads_and_its_network_goes_on() -> None:
+    """A liar alone in group 1 shows the classes of group 2, two exchanged: it takes the network of the twenty."""
+    there = torch.from_numpy(halves(APART)).float()
+    shown = {f"h{i}": (2, there) for i in range(20)} | {"liar": (1, there[:, [1, 0, 2]])}
+    counts = torch.full((2, 3), 5.0)
+    looks = {name: Look(torch.zeros(0), counts, appearance=each) for name, (_, each) in shown.items()}
+    cluster = {name: group for name, (group, _) in shown.items()}
+    fed: Any = SimpleNamespace(task=_three_classes(), round=3, note=lambda text: None)
+    models = {"weight": torch.zeros(3, 3, 4), "bias": torch.tensor([[0.0] * 3, [6.0] * 3, [1.0, 2.0, 3.0]])}
+    state = Groups(models, models, cluster, {}, looks, {}, {}, clear=True)
+    after = settled(Groups(models, models, {}, {}, {}, {}, {}), state, fed)
+    assert after.renamed == {"1": Renaming(2, [1, 0, 2])}
+    assert after.models["bias"].tolist() == [[0.0] * 3, [2.0, 1.0, 3.0], [1.0, 2.0, 3.0]]
+    assert after.arrived == ["liar"]  # what it has lost before was by another network
+    moved = {f"h{i}": Look(torch.zeros(0), counts, appearance=there[:, [1, 0, 2]]) for i in range(11)}
+    grown = replace(after, cluster={**cluster, **dict.fromkeys(moved, 1)}, looks={**looks, **moved})
+    assert found(grown, fed)["1"].root == 2  # twelve against nine, which have led
+
+
+def _three_classes() -> Task:
+    x, y = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32), np.arange(9) % 3
+    return Task.of(nn.Linear(4, 3), coterie.from_arrays({"a": (x, y), "b": (x, y)}))
 
 
 def test_models_go_to_the_roots_names_and_back() -> None:

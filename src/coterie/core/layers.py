@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from coterie.core.states import State
 from coterie.core.task import Task
 
 
@@ -43,21 +45,36 @@ def in_order_of_use(task: Task, names: Sequence[str]) -> list[str]:
 
 
 def rows_of_classes(task: Task) -> list[str]:
-    """The weights and biases whose rows are the classes, one each: those of the last layer; none where there are none.
+    """The weights and biases whose rows are the classes, one each: those of a last layer; none where there are none.
 
-    That is tried out: a network whose rows are moved on by one must answer as before, each answer moved on by one.
+    That is tried out: a network whose rows are moved on by one must answer as before, each answer moved on by one. The
+    weights are disturbed for it, for what begins with zeros or ones (a bias, a norm of the answers) will not stay so.
+    A network that does not take numbers between 0 and 1 has no such rows.
     """
-    matrices = in_order_of_use(task, weight_matrices(task)) if task.has_classes else []
-    last = matrices[-1].rpartition(".")[0] if matrices else ""
-    own = [name for name in task.parameters if name.rpartition(".")[0] == last]
-    if not own or any(task.template[name].shape[0] != task.classes for name in own):
+    if not task.has_classes:
         return []
-    first = task.init(0)
-    inputs = task.inputs(torch.rand(2, *task.shape, generator=torch.Generator().manual_seed(0)).to(task.device))
+    generator = torch.Generator().manual_seed(0)
+    state = task.init(0)
+    for name, tensor in state.items():
+        if tensor.is_floating_point():
+            state[name] = tensor + 0.1 * torch.rand(tensor.shape, generator=generator).to(tensor)
+    try:
+        inputs = task.inputs(torch.rand(2, *task.shape, generator=generator).to(task.device))
+        for matrix in reversed(in_order_of_use(task, weight_matrices(task))):
+            layer = matrix.rpartition(".")[0]
+            own = [name for name in task.parameters if name.rpartition(".")[0] == layer]
+            own = [name for name in own if task.template[name].shape[:1] == (task.classes,)]
+            if own and _moves_the_answers(task, state, own, inputs):
+                return own
+    except Exception:  # the user's code can fail in any way on inputs that are not its own
+        return []
+    return []
+
+
+def _moves_the_answers(task: Task, state: State, rows: Sequence[str], inputs: Tensor) -> bool:
     with torch.no_grad():
-        before = task.answers(task.loaded(first).eval(), inputs).clone()
-        moved = {name: tensor.roll(1, 0) if name in own else tensor for name, tensor in first.items()}
+        before = task.answers(task.loaded(state).eval(), inputs).clone()
+        moved = {name: tensor.roll(1, 0) if name in rows else tensor for name, tensor in state.items()}
         after = task.answers(task.loaded(moved).eval(), inputs)
-    if before.shape != (2, task.classes):
-        return []
-    return own if torch.allclose(before.roll(1, 1), after, rtol=1e-4) and bool(before.std(1).min() > 0) else []
+    differ = before.shape == (len(inputs), task.classes) and bool(before.std(1).min() > 0)
+    return differ and torch.allclose(before.roll(1, 1), after, rtol=1e-4, atol=1e-6)

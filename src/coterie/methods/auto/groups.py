@@ -18,7 +18,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import concat, count, stack, take
 from coterie.methods.auto import pace, personal, renamings
 from coterie.methods.auto.judgement import believed, flat_updates, parts_that_pay, verdict, without
-from coterie.methods.auto.messages import Event, GroupModels, Groups, Known, Look, Looked, SplitQuestion, Tried, Weighed
+from coterie.methods.auto.messages import GroupModels, Groups, Known, Look, Looked, SplitQuestion, Tried, Weighed, told
 from coterie.methods.auto.parts import COVER, parted, placed
 from coterie.methods.auto.proposals import own_ways, propose
 from coterie.methods.auto.visits import AGAIN, FIRST_VISITS, Came, members, shares_by_group
@@ -78,7 +78,7 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule, fed: Federation) -
     models, before = (pace.taken_back(state, some, back, heads) for some in (models, state.models))
     for group in sorted({state.root(group) for group in back}):
         now = float(state.pace[group])
-        state = _told(state, fed, f"group {group} lost by its last round: taken back, and on at {now:.3g} of the rate")
+        state = told(state, fed, f"group {group} lost by its last round: taken back, and on at {now:.3g} of the rate")
     visits = state.visits + len(ids)
     return replace(state, models=models, before=before, cluster=cluster, known=known, latest=latest, visits=visits)
 
@@ -96,6 +96,7 @@ def looked(state: Groups, came: Came, fed: Federation) -> tuple[Groups, Came]:
         old = looks.get(client)
         if old is not None and torch.equal(old.counts, counts) and torch.equal(old.sketch, shown):
             known[client] = replace(known[client], loss=max(known[client].loss, loss))
+            looks[client] = replace(old, appearance=appearance.clone())  # an older version's checkpoint has none
         else:
             looks[client] = Look(shown.clone(), counts.clone(), appearance=appearance.clone())
             new.append(client)
@@ -104,9 +105,9 @@ def looked(state: Groups, came: Came, fed: Federation) -> tuple[Groups, Came]:
     group = [where.get(client, own) for client, own in zip(came.ids, came.group, strict=True)]
     for client, before, after in zip(came.ids, came.group, group, strict=True):
         if client not in state.cluster and state.clear:
-            state = _told(state, fed, f"{client} is new and joins group {after}, whose classes pull alike")
+            state = told(state, fed, f"{client} is new and joins group {after}, whose classes pull alike")
         elif before != after:
-            state = _told(state, fed, f"{client} moves from group {before} to group {after}, whose classes pull alike")
+            state = told(state, fed, f"{client} moves from group {before} to group {after}, whose classes pull alike")
     stays = tuple(before == after for before, after in zip(came.group, group, strict=True))
     return state, replace(came, group=group, stays=stays)
 
@@ -149,7 +150,7 @@ def decided(state: Groups, fed: Federation) -> Groups:
         text = (
             f"group {question.group} stays whole: its {max(question.part.values()) + 1} parts would not pay (t {t:.1f})"
         )
-        return _told(replace(state, question=None, denied=state.visits), fed, text)
+        return told(replace(state, question=None, denied=state.visits), fed, text)
     part = parts_that_pay(question)
     state = split(state, question.group, part)
     doubtful = _LITTLE * float(np.mean(list(question.gain.values())))
@@ -161,7 +162,7 @@ def decided(state: Groups, fed: Federation) -> Groups:
         f"group {question.group} becomes groups of {', '.join(map(str, sizes))}: directions agree across halves "
         f"(t {question.evidence:.1f}), and members lose {gain:.3g} less by it (t {t:.1f})"
     )
-    return _told(replace(state, question=None), fed, text)
+    return told(replace(state, question=None), fed, text)
 
 
 def split(state: Groups, group: int, part: dict[str, int]) -> Groups:
@@ -206,7 +207,7 @@ def asked(state: Groups, fed: Federation) -> Groups:
         return replace(state, denied=state.visits)
     number = max(best.part.values()) + 1
     text = f"the looks propose {number} parts of group {best.group} (t {best.evidence:.1f}); its members are asked"
-    return _told(replace(state, question=best), fed, text)
+    return told(replace(state, question=best), fed, text)
 
 
 def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
@@ -217,11 +218,9 @@ def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
         if client in old.known and loss > limit(old.known[client], usual.get(group, 0.0)) > 0:
             strangers.append(client)
         elif before is None:
-            state = _told(state, fed, f"{client} is new and joins group {group}")
+            state = told(state, fed, f"{client} is new and joins group {group}")
         elif before != group:
-            state = _told(
-                state, fed, f"{client} moves from group {before} to group {group}, whose model fits it better"
-            )
+            state = told(state, fed, f"{client} moves from group {before} to group {group}, whose model fits it better")
     if len(strangers) < 2:
         return state
     rows = torch.tensor([came.ids.index(client) for client in strangers])
@@ -236,7 +235,7 @@ def moved(state: Groups, old: Groups, came: Came, fed: Federation) -> Groups:
         before=concat([state.before, made]),
         cluster={**state.cluster, **dict.fromkeys(strangers, new)},
     )
-    return _told(state, fed, f"{', '.join(strangers)} fit no group and found group {new}")
+    return told(state, fed, f"{', '.join(strangers)} fit no group and found group {new}")
 
 
 def limit(known: Known, usual: float) -> float:
@@ -297,11 +296,6 @@ def _usual_losses(state: Groups) -> dict[int, float]:
         if client in state.known:
             losses.setdefault(group, []).append(state.known[client].loss)
     return {group: float(np.median(values)) for group, values in losses.items()}
-
-
-def _told(state: Groups, fed: Federation, text: str) -> Groups:
-    fed.note(f"auto, round {fed.round + 1}: {text}")
-    return replace(state, events=[*state.events, Event(fed.round, text)])
 
 
 def admitted(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.cohort import Cohort
+from coterie.core.errors import CoterieError
 from coterie.core.evaluation import outputs
 from coterie.core.layers import rows_of_classes, telling_matrix, weight_matrices
 from coterie.core.optimiser import Optimiser
@@ -29,7 +30,12 @@ _NUMBERS, _LEAST, _MOST = 640, 16, 256
 _SHARE = 0.6  # so many numbers a parameter at most: a look is sent once, and again only when a client no longer fits
 _FEWEST = 8
 _ANSWERS, _ANSWERED = 40, 0.2
-"""Answers of untrained networks that tell what a class looks like, at least; so many numbers a parameter at most."""
+"""Answers of untrained networks that tell what a class looks like; in all so many numbers a parameter, but not below
+`_FEWEST` answers."""
+_NETWORKS, _WORK = (4, 20), 2_000_000
+"""The fewest and the most of these networks, by the parameters that they may have together."""
+MOST_RENAMED = 512
+"""With more classes nobody tells what they look like: to compare them takes their number squared."""
 _ONE_STEP = Optimiser(epochs=1, batch=0, lr=1.0)
 
 
@@ -94,28 +100,32 @@ def appearances(c: Cohort) -> Tensor:
     """
     task, wide = c.task, _answers(c.task)
     found = torch.zeros(len(c), 2, kinds(task), wide)
-    if not wide:
-        return found
-    networks = [spread(task.init(c.seed, which), 1) for which in range(1, 1 + -(-wide // task.classes))]
-    for number, half in enumerate(halves(c)):
-        for index, client in enumerate(half.data):
-            known = (client.train.y >= 0) & (client.train.y < task.classes)
-            samples = client.train.take(torch.nonzero(known)[:, 0])
-            if not len(samples):
-                continue
-            said = torch.cat([outputs(task, network, samples).float() for network in networks], 1)[:, :wide]
-            each = torch.bincount(samples.y, minlength=task.classes).clamp_min(1)
-            found[index, number] = torch.zeros(task.classes, wide).index_add_(0, samples.y, said) / each[:, None]
+    for first in range(0, wide, task.classes):
+        network, few = spread(task.init(c.seed, 1 + first // task.classes), 1), min(task.classes, wide - first)
+        for number, half in enumerate(halves(c)):
+            for index, client in enumerate(half.data):
+                known = (client.train.y >= 0) & (client.train.y < task.classes)
+                samples = client.train.take(torch.nonzero(known)[:, 0])
+                if len(samples):
+                    said = outputs(task, network, samples).float()[:, :few]
+                    each = torch.bincount(samples.y, minlength=task.classes).clamp_min(1)
+                    means = torch.zeros(task.classes, few).index_add_(0, samples.y, said) / each[:, None]
+                    found[index, number, :, first : first + few] = means
     return found.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _answers(task: Task) -> int:
-    """How many answers; none where the network's are not one for each class."""
-    if not rows_of_classes(task):
+    """How many answers; none where the network's are not one for each class, or it cannot be drawn again."""
+    if not task.has_classes or task.classes > MOST_RENAMED or not rows_of_classes(task):
+        return 0
+    try:
+        task.init(0, 1)
+    except CoterieError:
         return 0
     parameters = sum(task.template[name].numel() for name in task.parameters)
-    wide = max(_ANSWERS, min(task.classes, _MOST))
-    return max(_FEWEST, min(wide, int(_ANSWERED * parameters) // (2 * task.classes)))
+    networks = max(_NETWORKS[0], min(_NETWORKS[1], _WORK // parameters))
+    wide = min(max(_ANSWERS, min(task.classes, _MOST)), networks * task.classes)
+    return max(min(_FEWEST, wide), min(wide, int(_ANSWERED * parameters) // (2 * task.classes)))
 
 
 def sketches(task: Task, trained: Stack, sent: Stack, seed: int) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from coterie.core.federation import Federation
 from coterie.core.states import Stack, State, count
 from coterie.core.wire import LATER
 
@@ -128,6 +129,12 @@ class Groups:
         """The share of the rate at which each group trains, [K]."""
         own = [self.paces.get(str(self.root(group))) for group in range(count(self.models))]
         return torch.tensor([pace.share if pace else 1.0 for pace in own], dtype=torch.float64)
+
+
+def told(state: Groups, fed: Federation, text: str) -> Groups:
+    """The state with something that has happened, which is also said."""
+    fed.note(f"auto, round {fed.round + 1}: {text}")
+    return replace(state, events=[*state.events, Event(fed.round, text)])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from coterie.core.federation import Federation
 from coterie.core.samples import ClientId
 from coterie.core.states import State, concat, count, mean, stack, take
 from coterie.methods.auto.judgement import without
-from coterie.methods.auto.messages import Event, Groups
+from coterie.methods.auto.messages import Groups, told
 from coterie.methods.auto.proposals import EXPLAINED, Proposal, propose, together, views
 from coterie.methods.auto.visits import members
 
@@ -73,8 +73,7 @@ def parted(state: Groups, fed: Federation) -> tuple[Groups, Proposal | None]:
         f"the classes of the clients pull in {len(sizes)} ways: groups of {', '.join(map(str, sizes))} (t "
         f"{found.evidence:.1f} across halves; {100 * min(found.explained, 1):.0f} % of what groups could explain)"
     )
-    fed.note(f"auto, round {fed.round + 1}: {text}")
-    return replace(state, events=[*state.events, Event(fed.round, text)]), None
+    return told(state, fed, text), None
 
 
 def _renumbered(state: Groups, part: dict[str, int]) -> Groups:
@@ -116,6 +115,8 @@ def _made(state: Groups, some: Sequence[ClientId], shared: np.ndarray[tuple[int]
     Later it is the mean of the models that they have had: old updates, added to a newer model, lead away from it.
     """
     groups = np.flatnonzero(shared)
+    if state.renamed:  # groups name the rows of their models otherwise: no mean of these
+        groups = np.array([shared.argmax()])
     if state.visits == len(state.known) and len(groups) == 1:
         return without(state, int(groups[0]), some)
     return mean(take(state.models, torch.from_numpy(groups)), torch.from_numpy(shared[groups]))

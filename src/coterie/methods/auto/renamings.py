@@ -24,62 +24,71 @@ from coterie.core.federation import Federation
 from coterie.core.layers import rows_of_classes
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, row
-from coterie.methods.auto.messages import Event, Groups, Renaming
+from coterie.methods.auto.messages import Groups, Renaming, told
 from coterie.methods.auto.visits import members
 
 _UNLIKE = 0.2
 """How much classes that a renaming joins may differ, beside what the classes of a group differ by.
 
-With swapped and cycled labels it is -0.04 to 0.04 (digits, Fashion-MNIST, MNIST), with rotated images 0.95 to 5.
+With swapped and cycled labels it is -0.04 to 0.04 (digits, Fashion-MNIST, MNIST), with images rotated by 90 degrees
+0.95 and more, with blurred ones 0.15 to 0.3.
 """
-_SEEN = 3
-"""So many samples of a class that a group has must be in either half: one client of 35 digits got a wrong name once."""
-_FEWEST = 2  # classes that both groups must hold, and the share of all that they must
-_SHARE = 0.5
+_SEEN, _HOLDERS = 3, 3
+"""A group knows what a class looks like if so many samples of it are in either half, of so many members (or of all)."""
+_UNKNOWN = 0.1  # the share of a group's samples that may be of other classes: their names would be guessed
+_FEWEST, _SHARE = 2, 0.5  # classes that both groups must know, and the share of all that they must
+_STAYS = 2.0
+"""The group whose network goes on is the largest; the one that has been it counts so many times."""
 
 Means = NDArray[np.float64]
 
 
 def appearance(state: Groups, some: Sequence[ClientId]) -> Means | None:
-    """What each class of a group looks like, [2, classes, answers]: the median of its members; NaN if nobody has it.
+    """What each class of a group looks like, [2, classes, answers]: the median of its members; NaN if it is not known.
 
-    None where it has a class of which it has too few samples to say.
+    None where the group has many samples of such classes.
     """
     looks = [state.looks[client] for client in some if client in state.looks]
     looks = [look for look in looks if look.appearance.numel()]  # those of an older version's checkpoint have none
     if not looks:
         return None
     counts = torch.stack([look.counts for look in looks])
-    total = counts.sum(0)
-    if bool(((total.sum(0) > 0) & (total < _SEEN).any(0)).any()):
+    known = (counts.sum(0) >= _SEEN).all(0) & ((counts > 0).sum(0) >= min(_HOLDERS, len(looks))).all(0)
+    if float(torch.stack([look.shares for look in looks]).mean(0)[~known].sum()) > _UNKNOWN:
         return None
-    told = torch.where((counts > 0)[..., None], torch.stack([look.appearance for look in looks]).double(), torch.nan)
-    found: Means = torch.nanquantile(told, 0.5, dim=0).numpy()
+    each = torch.stack([look.appearance for look in looks]).double()
+    told_of = torch.where((counts > 0)[..., None] & known[None, None, :, None], each, torch.nan)
+    found: Means = torch.nanquantile(told_of, 0.5, dim=0).numpy()
     return found
 
 
 def renaming(own: Means, other: Means) -> list[int] | None:
     """For each class of a group that of the other which looks as it does; None if they differ in more than names.
 
-    Either half of the data joins the classes that are nearest; both must join the same. How much joined classes differ
-    is what they differ by in one half times what they do in the other: 0 in the mean where that is chance alone. Where
-    a group lacks a class, its name goes to one that is left. Groups without any other name are not joined, for
-    something else told them apart.
+    Either half of the data joins the classes that are nearest; both must join the same, and have a class that is
+    renamed nearer to its new name than to its own. How much joined classes differ is what they differ by in one half
+    times what they do in the other: 0 in the mean where that is chance alone. Classes that are not known to either
+    have the names that are left. Groups without any other name are not joined, for something else told them apart.
     """
     classes = own.shape[1]
     here, there = (np.flatnonzero(np.isfinite(each).all((0, 2))) for each in (own, other))
-    if min(len(here), len(there)) < max(_FEWEST, _SHARE * classes) or not own.shape[2]:
+    if min(len(here), len(there)) < max(_FEWEST, _SHARE * classes):
         return None
     one, two = own[:, here], other[:, there]
-    apart = ((one[:, :, None] - two[:, None]) ** 2).sum(-1)
-    rows, columns = linear_sum_assignment(apart[0])
-    if not np.array_equal(columns, linear_sum_assignment(apart[1])[1]) or len(rows) < min(len(here), len(there)):
+    apart = [_distances(one[half], two[half]) for half in (0, 1)]
+    (rows, columns), second = (linear_sum_assignment(each) for each in apart)
+    if not (np.array_equal(rows, second[0]) and np.array_equal(columns, second[1])):
         return None
     joined = one[:, rows] - two[:, columns]
     spread = [each - each.mean(1, keepdims=True) for each in (one[:, rows], two[:, columns])]
     between = float(np.mean([(each[0] * each[1]).sum() for each in spread]))
     if not between > 0 or float((joined[0] * joined[1]).sum()) > _UNLIKE * between:
         return None
+    place = {int(label): at for at, label in enumerate(there)}
+    for row_, column in zip(rows, columns, strict=True):
+        same = place.get(int(here[row_]), int(column))
+        if same != column and any(each[row_, column] >= each[row_, same] for each in apart):
+            return None
     named = {int(here[a]): int(there[b]) for a, b in zip(rows, columns, strict=True)}
     free = [label for label in range(classes) if label not in named.values()]
     for label in (each for each in range(classes) if each not in named):
@@ -88,45 +97,57 @@ def renaming(own: Means, other: Means) -> list[int] | None:
     return labels if labels != list(range(classes)) else None
 
 
+def _distances(one: Means, two: Means) -> Means:
+    """Squared distances of all pairs of rows."""
+    middle = one.mean(0)
+    one, two = one - middle, two - middle
+    found: Means = (one**2).sum(1)[:, None] + (two**2).sum(1)[None] - 2 * one @ two.T
+    return found
+
+
 def found(state: Groups, fed: Federation) -> dict[str, Renaming]:
-    """Which groups differ from an earlier one in names alone; none unless the groups are clear."""
-    groups = range(count(state.models))
-    if not state.clear or len(groups) == 1 or not fed.task.has_classes or not rows_of_classes(fed.task):
+    """Which groups differ from a larger one in names alone; none unless the groups are clear."""
+    if not state.clear or count(state.models) == 1 or not fed.task.has_classes or not rows_of_classes(fed.task):
         return {}
-    told: dict[str, Renaming] = {}
+    seen = {group: appearance(state, members(state, group)) for group in range(count(state.models))}
+    known = {group: each for group, each in seen.items() if each is not None}
+    leading = {each.root for each in state.renamed.values()}
+    weight = {group: len(members(state, group)) * (_STAYS if group in leading else 1.0) for group in known}
+    told_of: dict[str, Renaming] = {}
     roots: dict[int, Means] = {}
-    for group in groups:
-        own = appearance(state, members(state, group))
-        if own is None:
-            continue
+    for group in sorted(known, key=lambda each: (-weight[each], each)):
         for root, other in roots.items():
-            labels = renaming(own, other)
+            labels = renaming(known[group], other)
             if labels is not None:
-                told[str(group)] = Renaming(root, labels)
+                told_of[str(group)] = Renaming(root, labels)
                 break
         else:
-            roots[group] = own
-    return told
+            roots[group] = known[group]
+    return told_of
 
 
 def settled(old: Groups, state: Groups, fed: Federation) -> Groups:
-    """The renamings after the looks or the members of groups have changed; who is new to one takes its network."""
+    """The renamings after the looks or the members of groups have changed; who joins takes the larger group's network.
+
+    What the members of groups that join have lost before was by another network.
+    """
     if state.clear == old.clear and state.looks is old.looks and state.cluster == old.cluster:
         return state
-    renamed = found(state, fed)
+    renamed, heads = found(state, fed), rows_of_classes(fed.task)
     if renamed == state.renamed:
-        return state
+        return replace(state, models=handed_back(state, state.models, heads, renamed))
     paces = dict(state.paces)
     for group in state.renamed:
         before = paces.get(str(state.root(int(group))))
-        if group not in renamed and before is not None:  # it goes on alone, as fast as it did
+        if group not in renamed and before is not None:  # it goes on, alone or before others, as fast as it did
             paces[group] = replace(before, rises=[], good={})
     new = [group for group, each in renamed.items() if state.renamed.get(group) != each]
-    state = replace(state, renamed=renamed, paces=paces)
-    state = replace(state, models=handed_back(state, state.models, rows_of_classes(fed.task), new))
-    text = _said(state)
-    fed.note(f"auto, round {fed.round + 1}: {text}")
-    return replace(state, events=[*state.events, Event(fed.round, text)])
+    for root in {str(renamed[group].root) for group in new} & set(paces):
+        paces[root] = replace(paces[root], rises=[])
+    joined = [client for group in new for client in members(state, int(group))]
+    state = replace(state, renamed=renamed, paces=paces, arrived=sorted({*state.arrived, *joined}))
+    state = replace(state, models=handed_back(state, state.models, heads, renamed))
+    return told(state, fed, _said(state))
 
 
 def in_own_names(state: Groups, model: dict[str, Tensor], group: int, heads: Sequence[str]) -> dict[str, Tensor]:
@@ -170,4 +191,7 @@ def _said(state: Groups) -> str:
     if not roots:
         return "no two groups see the same under other names any more: each trains alone"
     families = "; ".join(", ".join(map(str, sorted([root, *rest]))) for root, rest in sorted(roots.items()))
-    return f"groups {families} see the same and name it otherwise: they train one network, its answers renamed for each"
+    return (
+        f"groups {families} see the same and name it otherwise: they train one network, that of the largest, its "
+        "answers renamed for each"
+    )

@@ -32,14 +32,14 @@ def followed(old: Groups, new: Groups, came: Sequence[Came], moved: Sequence[Cli
         stays = part.stays or (True,) * len(part.ids)
         trained.update(new.root(group) for group, stay in zip(part.group, stays, strict=True) if stay)
     members, groups = Counter(new.root(group) for group in new.cluster.values()), count(new.models)
-    changed = {state.cluster.get(client) for client in moved for state in (old, new)}
-    changed |= {
-        group for group in range(count(old.models)) if old.renamed.get(str(group)) != new.renamed.get(str(group))
-    }
+    changed = {state.cluster[client] for client in moved for state in (old, new) if client in state.cluster}
+    groups_before = range(count(old.models))
+    changed |= {group for group in groups_before if old.renamed.get(str(group)) != new.renamed.get(str(group))}
+    changed = {new.root(group) for group in changed}
     share = [1.0] * groups
-    for group in range(count(old.models)):
-        if group not in changed and not (_restored(new, group) and not _restored(old, group)):
-            root = new.root(group)
+    for group in groups_before:
+        root = new.root(group)
+        if root not in changed and not (_restored(new, group) and not _restored(old, group)):
             share[group] = min(1.0, trained[root] / max(min(MEMBERS, members[root]), 1))
     if min(share) == 1:
         return replace(new, steady={})
