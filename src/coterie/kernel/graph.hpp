@@ -10,7 +10,7 @@
 
 namespace coterie {
 
-enum class Work { convolution, normalise, activate, pool, average, add };
+enum class Work { convolution, depthwise, normalise, activate, pool, average, add };
 
 struct Node {
     Work work = Work::activate;
@@ -23,14 +23,16 @@ struct Node {
     Activation activation = Activation::none;  // at the end
     MapShape in{1, 1, 1}, out{1, 1, 1};
 
-    long taps() const { return in.channels * kernel_height * kernel_width; }
+    bool convolves() const { return work == Work::convolution || work == Work::depthwise; }
+    // Inputs of one output.
+    long taps() const { return (work == Work::depthwise ? 1 : in.channels) * kernel_height * kernel_width; }
     bool by_batch() const { return work == Work::normalise && groups == 0; }
 };
 
 inline bool needs_graph(const LayerRecord* layers, int64_t count) {
     for (int64_t i = 0; i < count && Kind(layers[i].kind) != Kind::linear; i++) {
         Kind kind = Kind(layers[i].kind);
-        if (kind == Kind::norm || kind == Kind::add || kind == Kind::field) return true;
+        if (kind == Kind::norm || kind == Kind::add || kind == Kind::field || kind == Kind::depthwise) return true;
         if (kind == Kind::convolution && (layers[i].stride_height != 1 || layers[i].stride_width != 1)) return true;
     }
     return false;
@@ -93,7 +95,8 @@ class GraphReader {
         node.bias.offset = layer.bias_offset;
         switch (Kind(layer.kind)) {
             case Kind::convolution:
-                node.work = Work::convolution;
+            case Kind::depthwise:
+                node.work = Kind(layer.kind) == Kind::depthwise ? Work::depthwise : Work::convolution;
                 node.out = {layer.outputs, layer.out_height, layer.out_width};
                 break;
             case Kind::norm:
@@ -122,6 +125,7 @@ class GraphReader {
             case Kind::relu:
             case Kind::tanh:
             case Kind::sigmoid:
+            case Kind::relu6:
                 node.activation = activation_of(Kind(layer.kind));
                 break;
             default: throw std::invalid_argument("a layer that is not known here");

@@ -20,7 +20,7 @@ template <class T>
 class Winograd {
    public:
     static bool fits(const Node& node, long in_step) {
-        return node.kernel_height == 3 && node.kernel_width == 3 && node.stride_height == 1 && node.stride_width == 1 &&
+        return node.work == Work::convolution && node.kernel_height == 3 && node.kernel_width == 3 && node.stride_height == 1 && node.stride_width == 1 &&
                in_step % kLanes<T> == 0 && node.in.channels >= kLanes<T> / 2;
     }
 
