@@ -296,14 +296,14 @@ class Chain:
         self.layers.append(layer)
 
     def _check_graph(self) -> None:
-        """A network that is more than a chain has no domains, no dropout on maps, and uses all that it makes."""
+        """A network that is more than a chain has no domains and uses all that it makes."""
         last = [layer.kind for layer in self.layers].index("linear")
         if self._widest > _WIDEST:
             raise NotKnown(f"it has convolutions of more than {_WIDEST} channels, with which torch is faster")
         if self._work[True] > self._work[False]:
             raise NotKnown("most of its work is in wide convolutions that are not 3x3 with stride 1: torch is faster")
-        if self.routed or any(layer.kind == "dropout" for layer in self.layers[:last]):
-            raise NotKnown("it has domains or drops values before its first linear layer, and is not a plain chain")
+        if self.routed:
+            raise NotKnown("it has domains, and is not a plain chain")
         read = {place - 1 if layer.source == BEFORE else layer.source for place, layer in enumerate(self.layers)}
         read |= {layer.other for layer in self.layers if layer.kind == "add"}
         if set(range(last)) - read:

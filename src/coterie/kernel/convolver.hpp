@@ -52,6 +52,16 @@ class Convolver {
     virtual void end_gradient(T* weights, T* bias) = 0;
 
    protected:
+    // Whether a map of the whole batch is so large that it is out of the caches before it is read again.
+    static bool is_large(const Layout& map, long samples) { return samples * map.sample() * long(sizeof(T)) >= kLargeBytes; }
+
+    // Pixels one behind the other that lie in a small buffer: their statistics are taken, then they go to memory.
+    void finish(const T* from, T* out, long first, long last, Normalise<T>* statistics) const {
+        if (statistics) statistics->join(from, last - first);
+        T* to = out + first * out_.step;
+        for (long i = 0; i < (last - first) * out_.step; i += kLanes<T>) stream(to + i, load(from + i));
+    }
+
     const T* bias() const { return bias_.size() ? bias_.data() : nullptr; }
 
     // body(pixel, channel, gradient of `out`) for some of the batch's pixels; the bias gets its share.
@@ -79,6 +89,7 @@ class Convolver {
             std::memset(buffer.data(), 0, size_t(size) * sizeof(T));
     }
 
+    static constexpr long kLargeBytes = 8L << 20;
     Layout in_, out_;
     Buffer<T> bias_, bias_gradient_;  // filled up to whole vectors
 };

@@ -28,16 +28,22 @@ class Depthwise final : public Convolver<T> {
 
     void forward(const Source<T>& in, T* out, long samples, Normalise<T>* statistics) override {
         const long height = out_.shape.height, width = out_.shape.width;
+        const bool past_caches = this->is_large(out_, samples) && !(statistics && !statistics->by_batch());
+        if (past_caches && !results_.size()) results_.resize((kPixelsTaken + width) * out_.step);
         long taken = 0;
         for (long s = 0; s < samples; s++) {
             long next = 0;
             for (long y = 0; y < height; y++) {
                 for (; next < y * node_.stride_height + node_.kernel_height; next++) enter(in, s, next);
-                T* to = out + (s * height + y) * out_.row();
+                const long begun = (s * height + y) * width;
+                T* to = past_caches ? results_.data() + (begun - taken) * out_.step : out + begun * out_.step;
                 with_kernel([&](auto kernel) { forward_row<decltype(kernel)::value>(y, to); });
-                const long done = (s * height + y + 1) * width;
-                if (!statistics || (done - taken < kPixelsTaken && y + 1 < height)) continue;
-                statistics->collect_pixels(out, taken, done);
+                const long done = begun + width;
+                if (done - taken < kPixelsTaken && y + 1 < height) continue;
+                if (past_caches)
+                    this->finish(results_.data(), out, taken, done, statistics);
+                else if (statistics)
+                    statistics->collect_pixels(out, taken, done);
                 taken = done;
             }
         }
@@ -48,12 +54,13 @@ class Depthwise final : public Convolver<T> {
         const long height = out_.shape.height, width = out_.shape.width, kernel_height = node_.kernel_height;
         this->clear(kernel_gradient_, kernel_.size());
         this->begin_bias();
+        const bool past_caches = !add && this->is_large(in_, samples);
         if (!row_.size()) row_.resize(out_.row());
         if (in_gradient && !gradients_.size()) gradients_.resize(ring_.size());
         for (long s = 0; s < samples; s++) {
             long next = 0;
             auto enter_next = [&] {
-                if (in_gradient && next >= kernel_height) leave(in, s, next - kernel_height, in_gradient, add);
+                if (in_gradient && next >= kernel_height) leave(in, s, next - kernel_height, in_gradient, add, past_caches);
                 enter(in, s, next);
                 if (in_gradient) std::memset(slot(gradients_, next), 0, size_t(slot_) * sizeof(T));
                 next++;
@@ -70,7 +77,8 @@ class Depthwise final : public Convolver<T> {
             }
             if (!in_gradient) continue;
             while (next < node_.pad_height + in_.shape.height) enter_next();  // rows that no output reads
-            for (long row = std::max<long>(0, next - kernel_height); row < next; row++) leave(in, s, row, in_gradient, add);
+            for (long row = std::max<long>(0, next - kernel_height); row < next; row++)
+                leave(in, s, row, in_gradient, add, past_caches);
         }
     }
 
@@ -103,14 +111,17 @@ class Depthwise final : public Convolver<T> {
         });
     }
 
-    void leave(const Source<T>& in, long sample, long row, T* in_gradient, bool add) {
+    void leave(const Source<T>& in, long sample, long row, T* in_gradient, bool add, bool past_caches) {
         if (!is_inside(row)) return;
         const long first = first_pixel(sample, row), last = first + in_.shape.width, left = node_.pad_width - first;
         const T* from = slot(gradients_, row);
         auto get = [&](long p, long c) COTERIE_INLINE_LAMBDA { return load(from + c * width_ + (p + left) * kLanes<T>); };
         auto put = [&](long p, long c, Vec<T> value) COTERIE_INLINE_LAMBDA {
             T* to = in_gradient + p * in_.step + c;
-            store(to, add ? load(to) + value : value);
+            if (past_caches)
+                stream(to, value);
+            else
+                store(to, add ? load(to) + value : value);
         };
         if (in.norm) return in.norm->gather_pixels(in.data, first, last, get, put);
         for (long p = first; p < last; p++)
@@ -229,7 +240,7 @@ class Depthwise final : public Convolver<T> {
 
     Node node_;
     long width_, slot_;
-    Buffer<T> ring_, gradients_, row_;
+    Buffer<T> ring_, gradients_, row_, results_;
     Buffer<T> kernel_, kernel_gradient_;  // [tap][channel]
 };
 

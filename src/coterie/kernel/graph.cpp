@@ -59,6 +59,7 @@ class Nodes final : public GraphTrunk<T> {
     Nodes& operator=(const Nodes&) = delete;
 
     bool learns() const override { return values_.back().learns; }
+    void drop_by(const Masks& masks) override { masks_ = masks; }
 
     void forward(const Samples<T>& inputs, const int64_t* order, long samples, T* weights, bool training, T* rows,
                  long row) override {
@@ -111,6 +112,7 @@ class Nodes final : public GraphTrunk<T> {
         std::unique_ptr<Convolver<T>> convolver;
         std::unique_ptr<Normalise<T>> norm;
         std::unique_ptr<MaxPool<T>> pool;
+        std::unique_ptr<Drop<T>> drop;
         long norm_behind = -1;  // the node that alone reads this convolution and normalises it
         long norm_before = -1;  // the node that this convolution reads and does the work of
         bool pending = false;   // its gradient is to be finished by the convolution before it
@@ -138,6 +140,8 @@ class Nodes final : public GraphTrunk<T> {
             part.norm = std::make_unique<Normalise<T>>(node, in, batch);
         } else if (node.work == Work::pool) {
             part.pool = std::make_unique<MaxPool<T>>(node, in, out);
+        } else if (node.work == Work::drop) {
+            part.drop = std::make_unique<Drop<T>>(node, in);
         }
         return part;
     }
@@ -205,6 +209,7 @@ class Nodes final : public GraphTrunk<T> {
                 return;
             }
             case Work::pool: return part.pool->forward(x, y, samples, training);
+            case Work::drop: return part.drop->forward(training ? masks_ : Masks{}, x, y, samples);
             case Work::average: return average_forward<T>(node, in.layout, out.layout, x, y, samples);
             default: return add_and_activate<T>(x, other, y, node.activation, samples * out.layout.sample());
         }
@@ -219,6 +224,11 @@ class Nodes final : public GraphTrunk<T> {
             case Work::depthwise: return backward_convolution(part, in, out, samples, gradient);
             case Work::normalise: return backward_norm(part, in, out, samples, gradient);
             case Work::pool: return part.pool->backward(out.gradient.data(), zeroed(in, size), samples);
+            case Work::drop: {
+                bool adds = in.has_gradient;
+                T* to = gradient_of(in, size);
+                return part.drop->backward(out.gradient.data(), to, adds, samples);
+            }
             case Work::average:
                 return average_backward<T>(node, in.layout, out.layout, out.gradient.data(), zeroed(in, size), samples);
             default:
@@ -296,6 +306,7 @@ class Nodes final : public GraphTrunk<T> {
 
     std::vector<Value> values_;
     std::vector<Part> parts_;
+    Masks masks_;  // of the present step
     static inline thread_local Memory<T> memory_;
 };
 

@@ -35,6 +35,13 @@ struct Parameter {
     bool present() const { return offset >= 0; }
 };
 
+// Dropout with this rate; its mask has the values of one sample that come behind those of the layers before it (masks.hpp).
+struct Dropout {
+    double rate = 0;
+    long before = 0;
+    bool present() const { return rate > 0; }
+};
+
 inline Activation activation_of(Kind kind) {
     switch (kind) {
         case Kind::relu: return Activation::relu;

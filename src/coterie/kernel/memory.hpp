@@ -48,7 +48,7 @@ class Memory {
     }
 
    private:
-    static constexpr long kKeptBytes = 128L << 20;  // fresh pages cost about 5 % of a client's time
+    static constexpr long kKeptBytes = 384L << 20;  // fresh pages cost about 5 % of a client's time
     std::vector<Buffer<T>> free_;
 };
 

@@ -59,6 +59,27 @@ class Normalise {
         for (long s = first / layout_.pixels(); s < last / layout_.pixels(); s++) moments_of_groups(z + s * layout_.sample(), s);
     }
 
+    bool by_batch() const { return node_.by_batch(); }
+
+    // The same for the next pixels of the batch, wherever they lie.
+    void join(const T* z, long count) {
+        const T pixels = T(count), total = seen_ + pixels;
+        for (long c = 0; c < layout_.step; c += kLanes<T>) {
+            Vec<T> mean, squares;
+            moments(z + c, count, mean, squares);
+            T *all = mean_.data() + c, *spread = spread_.data() + c;
+            if (seen_ == 0) {
+                store(all, mean);
+                store(spread, squares);
+                continue;
+            }
+            Vec<T> distance = mean - load(all);
+            store(all, load(all) + distance * (pixels / total));
+            store(spread, load(spread) + squares + distance * distance * (seen_ * pixels / total));
+        }
+        seen_ = total;
+    }
+
     // For whoever reads z alone and normalises as it reads: body(pixel, channel, y) for some of the batch's pixels.
     template <class Body>
     COTERIE_INLINE void each_value(const T* z, long first, long last, Body&& body) {
@@ -249,24 +270,6 @@ class Normalise {
             around[0] += distance * distance;
         }
         squares = (around[0] + around[1]) + (around[2] + around[3]);
-    }
-
-    void join(const T* z, long count) {
-        const T pixels = T(count), total = seen_ + pixels;
-        for (long c = 0; c < layout_.step; c += kLanes<T>) {
-            Vec<T> mean, squares;
-            moments(z + c, count, mean, squares);
-            T *all = mean_.data() + c, *spread = spread_.data() + c;
-            if (seen_ == 0) {
-                store(all, mean);
-                store(spread, squares);
-                continue;
-            }
-            Vec<T> distance = mean - load(all);
-            store(all, load(all) + distance * (pixels / total));
-            store(spread, load(spread) + squares + distance * distance * (seen_ * pixels / total));
-        }
-        seen_ = total;
     }
 
     void moments_of_groups(const T* z, long sample) {

@@ -43,11 +43,16 @@ class Pointwise final : public Convolver<T> {
     }
 
     void forward(const Source<T>& in, T* out, long samples, Normalise<T>* statistics) override {
+        const bool past_caches = this->is_large(out_, samples) && !(statistics && !statistics->by_batch());
+        if (past_caches && results_.size() < pixels_ * out_.step) results_.resize(pixels_ * out_.step);
         for_tiles(samples, [&](long first, long last) {
             read(in, first, last);
             multiply(inputs_.data(), last - first, in_.shape.channels, kernel_.data(), out_.step, this->bias(),
-                     out + first * out_.step, false);
-            if (statistics) statistics->collect_pixels(out, first, last);
+                     past_caches ? results_.data() : out + first * out_.step, false);
+            if (past_caches)
+                this->finish(results_.data(), out, first, last, statistics);
+            else if (statistics)
+                statistics->collect_pixels(out, first, last);
         });
     }
 
@@ -56,6 +61,8 @@ class Pointwise final : public Convolver<T> {
         if (!gradients_.size()) gradients_.resize(chunks_of(out_) * pixels_ * kChunk);
         this->clear(kernel_gradient_, kernel_.size());
         this->begin_bias();
+        const bool past_caches = in.norm && this->is_large(in_, samples);
+        if (past_caches && results_.size() < pixels_ * in_.step) results_.resize(pixels_ * in_.step);
         for_tiles(samples, [&](long first, long last) {
             read(in, first, last);
             this->each_gradient(g, out, behind, first, last, samples, [&](long p, long c, Vec<T> value) COTERIE_INLINE_LAMBDA {
@@ -63,11 +70,14 @@ class Pointwise final : public Convolver<T> {
             });
             add_weight_gradients(last - first);
             if (!in_gradient) return;
-            T* to = in_gradient + first * in_.step;
+            T* to = past_caches ? results_.data() : in_gradient + first * in_.step;
             multiply(gradients_.data(), last - first, out_.shape.channels, turned_kernel_.data(), in_.step, nullptr, to, add);
             if (!in.norm) return;
-            auto get = [&](long p, long c) COTERIE_INLINE_LAMBDA { return load(in_gradient + p * in_.step + c); };
-            auto put = [&](long p, long c, Vec<T> value) COTERIE_INLINE_LAMBDA { store(in_gradient + p * in_.step + c, value); };
+            auto get = [&](long p, long c) COTERIE_INLINE_LAMBDA { return load(to + (p - first) * in_.step + c); };
+            auto put = [&](long p, long c, Vec<T> value) COTERIE_INLINE_LAMBDA {
+                T* place = in_gradient + p * in_.step + c;
+                past_caches ? stream(place, value) : store(place, value);
+            };
             in.norm->gather_pixels(in.data, first, last, get, put);
         });
     }
@@ -171,7 +181,7 @@ class Pointwise final : public Convolver<T> {
     }
 
     long pixels_;
-    Buffer<T> inputs_, gradients_;                        // tiles
+    Buffer<T> inputs_, gradients_, results_;              // tiles
     Buffer<T> kernel_, turned_kernel_, kernel_gradient_;  // strips of [input][output] and of [output][input]; [input][output]
 };
 
