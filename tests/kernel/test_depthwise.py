@@ -73,6 +73,18 @@ def test_mobilenet() -> None:
     _assert_alike(task, 8, Optimiser(epochs=1, batch=4, lr=0.001))
 
 
+def test_maps_too_large_for_the_caches() -> None:
+    """They are written past the caches: 8 MB and more for a batch."""
+
+    def build() -> nn.Module:
+        norm = nn.BatchNorm2d(48)
+        body = (Inverted(3, 8, 1, 16), nn.Conv2d(8, 48, 1), norm, nn.ReLU6(), nn.Conv2d(48, 4, 1), nn.ReLU())
+        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+    task = Task(build, (3, 40, 40), 4, _SCALED, dtype=torch.float64)
+    _assert_alike(task, 15, Optimiser(epochs=1, batch=0, lr=0.02))
+
+
 def _plain() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     return {
         "depthwise": (
@@ -132,8 +144,8 @@ def test_a_chain_by_winograd_keeps_its_gradients_of_inputs() -> None:
             "dropout behind ReLU6",
         ),
         (
-            nn.Sequential(nn.Conv2d(3, 129, 2), nn.GroupNorm(1, 129), nn.Flatten(), nn.Linear(129 * 48, 4)),
-            "128 channels",
+            nn.Sequential(nn.Conv2d(3, 513, 2), nn.GroupNorm(1, 513), nn.Flatten(), nn.Linear(513 * 48, 4)),
+            "512 channels",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from coterie.kernel.net import Net
 
 M = TypeVar("M", bound=nn.Module)
 BATCH = object()  # stands for the number of samples in shapes
-_WIDEST = 128  # in a network that is more than a chain: ResNet-18 gained a tenth (performance-details.md)
+_WIDEST = 512  # in a network that is more than a chain, but for 1x1 and depthwise: wider ones were not measured
 _BEHIND_DOMAINS = ((), ("pool",), ("activation",), ("activation", "pool"), ("pool", "activation"))
 
 
@@ -71,7 +71,9 @@ class Chain:
         self._widest, self._work = 0, [0, 0]  # multiplications: of most convolutions, of those that torch does better
         self.place = -1  # of the layer that the next one reads; -1 is the input
         self.routed = NETWORKS.get(type(module))
-        self.offsets, self.buffers, self.counters, self.size = offsets_of(module, {self.routed.mix} if self.routed else set())
+        self.offsets, self.buffers, self.counters, self.size = offsets_of(
+            module, {self.routed.mix} if self.routed else set()
+        )
         self.unused = {*self.offsets, *self.buffers}
         whole = getattr(module, self.routed.network) if self.routed else module
         # A layer on its own is traced inside a container, so that it stays a layer.
@@ -299,7 +301,7 @@ class Chain:
         """A network that is more than a chain has no domains and uses all that it makes."""
         last = [layer.kind for layer in self.layers].index("linear")
         if self._widest > _WIDEST:
-            raise NotKnown(f"it has convolutions of more than {_WIDEST} channels, with which torch is faster")
+            raise NotKnown(f"it has convolutions of more than {_WIDEST} channels, with which torch may be faster")
         if self._work[True] > self._work[False]:
             raise NotKnown("most of its work is in wide convolutions that are not 3x3 with stride 1: torch is faster")
         if self.routed:
