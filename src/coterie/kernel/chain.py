@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from coterie.kernel.flat import NotKnown, offsets_of
+from coterie.kernel.flat import NotKnown as NotKnown
+from coterie.kernel.flat import offsets_of
 from coterie.kernel.layers import ACTIVATIONS, BEFORE, Kind, Layer, Loss, size_behind
 from coterie.kernel.library import Library
 from coterie.kernel.net import Net
@@ -170,7 +171,7 @@ class Chain:
         if shape != (1, 1, 1, 1):
             self._widest = max(self._widest, module.in_channels, module.out_channels)
         slow = module.in_channels >= 64 and shape not in ((3, 3, 1, 1), (1, 1, 1, 1))
-        self._work[slow] += module.weight.numel() * math.prod(size)
+        self._work[slow] += module.in_channels * module.out_channels * math.prod((*module.kernel_size, *size))
 
     def pool(self, label: str, options: dict[str, Any]) -> None:
         """A pool with these arguments of torch's."""
