@@ -119,6 +119,7 @@ def assert_trains_alike(library: Library, module: nn.Module, x: Tensor, batch: i
     pull = torch.randn(net.size, generator=g, dtype=torch.float64) * 0.1
     ways: list[dict[str, Any]] = [
         {},
+        {"momentum": 0.9},
         {"momentum": 0.9, "weight_decay": 0.01, "mu": 0.1, "anchor": start + pull, "correction": pull},
         {"optimiser": "adam", "eps": 0.01},  # with the usual 1e-8 rounding noise grows by a million
     ]
@@ -137,7 +138,7 @@ def assert_trains_alike(library: Library, module: nn.Module, x: Tensor, batch: i
     assert float(accuracies[0]) == pytest.approx(float((logits.argmax(1) == y).double().mean()))
 
 
-_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+_ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.ReLU6)
 
 
 @st.composite

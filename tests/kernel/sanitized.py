@@ -103,6 +103,15 @@ _NETS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (_Columns(), (4,)),
     (NextTokenLSTM(5, 3, 19, 2, narrow=True), (3,)),
     (NextTokenTransformer(5, 7, 12), (7,)),
+    (
+        nn.Sequential(
+            *(nn.Conv2d(3, 50, 1), nn.BatchNorm2d(50), nn.ReLU6(), nn.Conv2d(50, 50, 3, 2, 1, groups=50, bias=False)),
+            *(nn.GroupNorm(2, 50), nn.Conv2d(50, 21, 1), nn.Conv2d(21, 21, (2, 4), padding=1, groups=21)),
+            *(nn.Flatten(), nn.Linear(21 * 4 * 2, 2)),
+        ),
+        (3, 5, 6),
+    ),
+    (nn.Sequential(nn.Conv2d(2, 16, 1), nn.Conv2d(16, 17, 3), nn.Flatten(), nn.Linear(17, 2)), (2, 3, 3)),
     (nn.Sequential(nn.GroupNorm(1, 5), nn.Conv2d(5, 3, 1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)), (5, 4, 4)),
 ]  # fmt: skip
 

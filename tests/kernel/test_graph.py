@@ -309,9 +309,7 @@ class _Forward(nn.Module):
     [
         (nn.Sequential(nn.BatchNorm2d(3, momentum=None), nn.Flatten(), nn.Linear(189, 4)), "no momentum"),
         (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4)), "single pixel"),
-        (nn.Sequential(nn.Conv2d(3, 129, 1), nn.GroupNorm(1, 129), nn.Flatten(), nn.Linear(8127, 4)), "128 channels"),
         (nn.Sequential(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 4, 5, 2), nn.Flatten(), nn.Linear(24, 4)), "torch is faster"),
-        (nn.Sequential(nn.GroupNorm(1, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(189, 4)), "drops values before"),
         (nn.Sequential(nn.Flatten(), nn.Linear(189, 4), nn.GroupNorm(2, 4), nn.Linear(4, 4)), "not maps with 4"),
         (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), nn.Flatten(), nn.Linear(189, 4)), "buffers"),
         (_Forward(lambda m, last, x: last((x + x).flatten(1))), "add"),

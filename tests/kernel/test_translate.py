@@ -187,7 +187,7 @@ def _repeated() -> nn.Module:
             (1, 5, 5),
             "0 (Conv2d) has a dilation",
         ),
-        (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(18, 3)), (2, 5, 5), "groups"),
+        (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(36, 3)), (2, 5, 5), "groups"),
         (nn.Sequential(nn.Conv2d(1, 2, 3, padding_mode="reflect", padding=1), nn.Flatten()), (1, 5, 5), "padding mode"),
         (nn.Sequential(nn.Conv2d(1, 2, 2, padding="same"), nn.Flatten(), nn.Linear(50, 3)), (1, 5, 5), "unevenly"),
         (nn.Sequential(nn.Conv2d(1, 2, 7), nn.Flatten()), (1, 5, 5), "larger than its input"),

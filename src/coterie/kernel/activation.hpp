@@ -88,6 +88,7 @@ COTERIE_INLINE Vec<T> activate(Vec<T> x, Activation kind) {
         case Activation::relu: return x <= T(0) ? Vec<T>{} : x;
         case Activation::tanh: return hyperbolic_tangent<T>(x);
         case Activation::sigmoid: return logistic<T>(x);
+        case Activation::relu6: return clamp<T>(x, T(0), T(6));
         default: return x;
     }
 }
@@ -99,6 +100,7 @@ COTERIE_INLINE Vec<T> through_activation(Vec<T> gradient, Vec<T> value, Activati
         case Activation::relu: return value <= T(0) ? Vec<T>{} : gradient;
         case Activation::tanh: return gradient * (T(1) - value * value);
         case Activation::sigmoid: return gradient * (T(1) - value) * value;
+        case Activation::relu6: return (value <= T(0)) | (value >= T(6)) ? Vec<T>{} : gradient;
         default: return gradient;
     }
 }

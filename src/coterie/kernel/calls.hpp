@@ -9,9 +9,9 @@
 
 namespace coterie {
 
-inline Network network_of(const NetworkCall& call) {
+inline Network network_of(const NetworkCall& call, bool may_be_graph = true) {
     int64_t shape[3] = {call.channels, call.height, call.width};
-    Network net = read_network(call.layers, call.layer_count, shape, Loss(call.loss));
+    Network net = read_network(call.layers, call.layer_count, shape, Loss(call.loss), may_be_graph);
     net.mix = call.mix;
     return net;
 }

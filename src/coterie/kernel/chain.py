@@ -12,18 +12,16 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from coterie.kernel.layers import BEFORE, Kind, Layer, Loss, size_behind
+from coterie.kernel.flat import NotKnown as NotKnown
+from coterie.kernel.flat import offsets_of
+from coterie.kernel.layers import ACTIVATIONS, BEFORE, Kind, Layer, Loss, size_behind
 from coterie.kernel.library import Library
 from coterie.kernel.net import Net
 
 M = TypeVar("M", bound=nn.Module)
 BATCH = object()  # stands for the number of samples in shapes
-_WIDEST = 128  # in a network that is more than a chain: ResNet-18 gained a tenth (performance-details.md)
+_WIDEST = 512  # in a network that is more than a chain, but for 1x1 and depthwise: wider ones were not measured
 _BEHIND_DOMAINS = ((), ("pool",), ("activation",), ("activation", "pool"), ("pool", "activation"))
-
-
-class NotKnown(Exception):
-    """Ends a translation with a reason."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,9 @@ class Chain:
         self._widest, self._work = 0, [0, 0]  # multiplications: of most convolutions, of those that torch does better
         self.place = -1  # of the layer that the next one reads; -1 is the input
         self.routed = NETWORKS.get(type(module))
-        self.offsets, self.buffers, self.counters, self.size = _offsets_of(module, self.routed)
+        self.offsets, self.buffers, self.counters, self.size = offsets_of(
+            module, {self.routed.mix} if self.routed else set()
+        )
         self.unused = {*self.offsets, *self.buffers}
         whole = getattr(module, self.routed.network) if self.routed else module
         # A layer on its own is traced inside a container, so that it stays a layer.
@@ -96,6 +96,8 @@ class Chain:
         if "linear" not in kinds:
             raise NotKnown("it has no linear layer at the end")
         for first, second in zip(kinds[kinds.index("linear") :], kinds[kinds.index("linear") + 1 :], strict=False):
+            if (first, second) == ("relu6", "dropout"):
+                raise NotKnown("dropout behind ReLU6 is not known to the kernel")
             if "linear" not in (first, second) and (second != "dropout" or first == "dropout"):
                 raise NotKnown(f"{second} behind {first} follows a linear layer")
         self._check_domains()
@@ -136,8 +138,11 @@ class Chain:
     def convolution(self, name: str, module: nn.Conv2d, domains: int = 0) -> None:
         """A convolution with the geometry of `module`; otherwise as `linear`."""
         label = self.label(name)
-        if (module.dilation, module.groups) != ((1, 1), 1) or module.padding_mode != "zeros":
-            raise NotKnown(f"{label} has a dilation, groups or padding mode that is not known to the kernel")
+        if module.dilation != (1, 1) or module.padding_mode != "zeros":
+            raise NotKnown(f"{label} has a dilation or padding mode that is not known to the kernel")
+        depthwise = module.groups > 1
+        if depthwise and (not module.groups == module.in_channels == module.out_channels or domains):
+            raise NotKnown(f"{label} has groups of several channels, which are not known to the kernel")
         height, width = module.kernel_size
         if module.padding == "valid":
             padding = (0, 0)
@@ -154,13 +159,19 @@ class Chain:
         if min(size) < 1:
             raise NotKnown(f"{label} is larger than its input of shape {self.shape}")
         parts = self._parts(name, domains)
-        self._widest = max(self._widest, module.in_channels, module.out_channels)
-        slow = module.in_channels >= 64 and (height, width, *stride) != (3, 3, 1, 1)
-        self._work[slow] += module.in_channels * module.out_channels * height * width * math.prod(size)
-        self.append(
-            Layer("convolution", module.out_channels, (height, width), padding, *parts, stride=stride, size=size)
-        )
+        if not depthwise:
+            self._count(module, stride, size)
+        kind: Kind = "depthwise" if depthwise else "convolution"
+        self.append(Layer(kind, module.out_channels, (height, width), padding, *parts, stride=stride, size=size))
         self.shape = (module.out_channels, *size)
+
+    def _count(self, module: nn.Conv2d, stride: tuple[int, int], size: tuple[int, int]) -> None:
+        """The work of a convolution: on some torch is faster."""
+        shape = (*module.kernel_size, *stride)
+        if shape != (1, 1, 1, 1):
+            self._widest = max(self._widest, module.in_channels, module.out_channels)
+        slow = module.in_channels >= 64 and shape not in ((3, 3, 1, 1), (1, 1, 1, 1))
+        self._work[slow] += module.in_channels * module.out_channels * math.prod((*module.kernel_size, *size))
 
     def pool(self, label: str, options: dict[str, Any]) -> None:
         """A pool with these arguments of torch's."""
@@ -288,14 +299,14 @@ class Chain:
         self.layers.append(layer)
 
     def _check_graph(self) -> None:
-        """A network that is more than a chain has no domains, no dropout on maps, and uses all that it makes."""
+        """A network that is more than a chain has no domains and uses all that it makes."""
         last = [layer.kind for layer in self.layers].index("linear")
         if self._widest > _WIDEST:
-            raise NotKnown(f"it has convolutions of more than {_WIDEST} channels, with which torch is faster")
+            raise NotKnown(f"it has convolutions of more than {_WIDEST} channels, with which torch may be faster")
         if self._work[True] > self._work[False]:
             raise NotKnown("most of its work is in wide convolutions that are not 3x3 with stride 1: torch is faster")
-        if self.routed or any(layer.kind == "dropout" for layer in self.layers[:last]):
-            raise NotKnown("it has domains or drops values before its first linear layer, and is not a plain chain")
+        if self.routed:
+            raise NotKnown("it has domains, and is not a plain chain")
         read = {place - 1 if layer.source == BEFORE else layer.source for place, layer in enumerate(self.layers)}
         read |= {layer.other for layer in self.layers if layer.kind == "add"}
         if set(range(last)) - read:
@@ -310,7 +321,7 @@ class Chain:
         if not places or kinds[places[0]] == "linear":
             return
         behind = kinds[places[0] + 1 : kinds.index("linear")]
-        named = tuple("activation" if kind in ("relu", "tanh", "sigmoid") else kind for kind in behind)
+        named = tuple("activation" if kind in ACTIVATIONS else kind for kind in behind)
         if "convolution" in behind or named not in _BEHIND_DOMAINS:
             raise NotKnown("it has domains in another convolution than the last")
 
@@ -321,29 +332,3 @@ class Chain:
 
     def _has_linear(self) -> bool:
         return any(layer.kind == "linear" for layer in self.layers)
-
-
-def _offsets_of(
-    module: nn.Module, routed: Routed | None
-) -> tuple[dict[str, int], dict[str, int], tuple[str, ...], int]:
-    """Where each parameter and each running statistic begins in the flat vector; the names of BatchNorm's counters."""
-    known = {routed.mix} if routed else set()
-    offsets, buffers, counters, size = {}, {}, [], 0
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            raise NotKnown(f"its parameter {name} is frozen")
-        offsets[name] = size
-        size += parameter.numel()
-    if len(list(module.named_parameters(remove_duplicate=False))) != len(offsets):
-        raise NotKnown("it shares a parameter between layers")
-    norms = tuple(name for name, layer in module.named_modules() if type(layer) is nn.BatchNorm2d)
-    for name, buffer in module.named_buffers():
-        owner, _, own = name.rpartition(".")
-        if owner in norms and own == "num_batches_tracked":
-            counters.append(name)
-        elif owner in norms:
-            buffers[name] = size
-            size += buffer.numel()
-        elif name not in known:
-            raise NotKnown("it holds buffers (running statistics, masks)")
-    return offsets, buffers, tuple(counters), size

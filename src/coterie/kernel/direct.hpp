@@ -44,6 +44,8 @@ class Direct {
         }
     }
 
+    long group() const { return 1; }
+
     void begin_gradient() {
         if (!kernel_gradient_.size()) kernel_gradient_.resize(kernel_.size());
         std::memset(kernel_gradient_.data(), 0, size_t(kernel_.size()) * sizeof(T));

@@ -5,6 +5,7 @@
 
 #include "channels.hpp"
 #include "graph.hpp"
+#include "masks.hpp"
 #include "pool.hpp"
 
 namespace coterie {
@@ -113,6 +114,39 @@ void average_backward(const Node& node, const Layout& in, const Layout& out, con
         store(in_gradient + at, load(in_gradient + at) + load(gradient + place) / count);
     });
 }
+
+// Dropout. Masks come with the samples innermost, so they are turned first, once for both ways.
+template <class T>
+class Drop {
+   public:
+    Drop(const Node& node, const Layout& layout) : node_(node), layout_(layout) {}
+
+    void forward(const Masks& masks, const T* x, T* y, long samples) {
+        const long pixels = layout_.pixels();
+        if (masks.data) {
+            factors_.resize(samples * layout_.sample());
+            for (long c = 0; c < layout_.shape.channels; c++)
+                for (long p = 0; p < pixels; p++) {
+                    const uint8_t* own = masks.in_trunk(node_.dropout, c * pixels + p, 0);
+                    for (long s = 0; s < samples; s++) factors_.data()[(s * pixels + p) * layout_.step + c] = own[s];
+                }
+        }
+        for (long i = 0; i < samples * layout_.sample(); i += kLanes<T>)
+            store(y + i, masks.data ? load(x + i) * factors<T>(factors_.data() + i, node_.dropout) : load(x + i));
+    }
+
+    void backward(const T* g, T* to, bool add, long samples) const {
+        for (long i = 0; i < samples * layout_.sample(); i += kLanes<T>) {
+            Vec<T> value = load(g + i) * factors<T>(factors_.data() + i, node_.dropout);
+            store(to + i, add ? load(to + i) + value : value);
+        }
+    }
+
+   private:
+    Node node_;
+    Layout layout_;
+    Buffer<uint8_t> factors_;
+};
 
 // y = activation(x [+ other])
 template <class T>

@@ -10,7 +10,7 @@ constexpr long kGradientBatch = 96;  // samples at a time, as in evaluation
 
 template <class T>
 Status input_gradient(GradientCall& call) {
-    const Network net = network_of(call.network);
+    const Network net = network_of(call.network, false);  // graphs have no gradient of their inputs
     if (Status status = check_data<T>(call.data, net, nullptr, 0)) return status;
     const Samples<T> inputs = inputs_of<T>(call.data, net);
     const Targets<T> targets = targets_of<T>(call.data, net);

@@ -10,7 +10,7 @@
 
 namespace coterie {
 
-enum class Work { convolution, normalise, activate, pool, average, add };
+enum class Work { convolution, depthwise, normalise, activate, pool, average, add, drop };
 
 struct Node {
     Work work = Work::activate;
@@ -20,20 +20,37 @@ struct Node {
     long groups = 0;           // of channels that are normalised together, sample by sample; 0: each channel over the batch
     Parameter mean, variance;  // running statistics, where there are some
     double eps = 0, momentum = 0;
+    Dropout dropout;
     Activation activation = Activation::none;  // at the end
     MapShape in{1, 1, 1}, out{1, 1, 1};
 
-    long taps() const { return in.channels * kernel_height * kernel_width; }
+    bool convolves() const { return work == Work::convolution || work == Work::depthwise; }
+    // Inputs of one output.
+    long taps() const { return (work == Work::depthwise ? 1 : in.channels) * kernel_height * kernel_width; }
     bool by_batch() const { return work == Work::normalise && groups == 0; }
 };
 
 inline bool needs_graph(const LayerRecord* layers, int64_t count) {
     for (int64_t i = 0; i < count && Kind(layers[i].kind) != Kind::linear; i++) {
         Kind kind = Kind(layers[i].kind);
-        if (kind == Kind::norm || kind == Kind::add || kind == Kind::field) return true;
+        if (kind == Kind::norm || kind == Kind::add || kind == Kind::field || kind == Kind::depthwise) return true;
         if (kind == Kind::convolution && (layers[i].stride_height != 1 || layers[i].stride_width != 1)) return true;
     }
     return false;
+}
+
+// Whether most of a chain's multiplications are in 3x3 convolutions that Winograd's way takes (winograd.hpp).
+inline bool is_faster_as_graph(const LayerRecord* layers, int64_t count, const MapShape& in) {
+    long channels = in.channels, saved = 0, others = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const LayerRecord& layer = layers[i];
+        if (layer.domains) return false;
+        if (Kind(layer.kind) != Kind::convolution) continue;
+        bool is_saved = layer.kernel_height == 3 && layer.kernel_width == 3 && channels >= 16 && layer.outputs >= 16;
+        (is_saved ? saved : others) += layer.out_height * layer.out_width * layer.outputs * channels * layer.kernel_height * layer.kernel_width;
+        channels = layer.outputs;
+    }
+    return saved > others;
 }
 
 class GraphReader {
@@ -61,6 +78,7 @@ class GraphReader {
 
     const MapShape& out() const { return shapes_.back(); }
     std::vector<Node> nodes;
+    long dropped = 0;  // values of a sample with masks
 
    private:
     // Layers count from 0, values from the input.
@@ -93,7 +111,8 @@ class GraphReader {
         node.bias.offset = layer.bias_offset;
         switch (Kind(layer.kind)) {
             case Kind::convolution:
-                node.work = Work::convolution;
+            case Kind::depthwise:
+                node.work = Kind(layer.kind) == Kind::depthwise ? Work::depthwise : Work::convolution;
                 node.out = {layer.outputs, layer.out_height, layer.out_width};
                 break;
             case Kind::norm:
@@ -115,6 +134,11 @@ class GraphReader {
                 node.stride_width = node.kernel_width;
                 node.out = {node.in.channels, node.in.height / node.kernel_height, node.in.width / node.kernel_width};
                 break;
+            case Kind::dropout:
+                node.work = Work::drop;
+                node.dropout = {layer.rate, dropped};
+                dropped += node.in.size();
+                break;
             case Kind::add:
                 node.work = Work::add;
                 node.other = places_.at(size_t(layer.other + 1));
@@ -122,6 +146,7 @@ class GraphReader {
             case Kind::relu:
             case Kind::tanh:
             case Kind::sigmoid:
+            case Kind::relu6:
                 node.activation = activation_of(Kind(layer.kind));
                 break;
             default: throw std::invalid_argument("a layer that is not known here");

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "gather.hpp"
+#include "masks.hpp"
 #include "parameters.hpp"
 
 namespace coterie {
@@ -14,6 +15,9 @@ class GraphTrunk {
     virtual ~GraphTrunk() = default;
 
     virtual bool learns() const = 0;
+
+    // What dropout keeps in the next `forward` and `backward`.
+    virtual void drop_by(const Masks&) {}
 
     // `weights` in the packed order; in training running statistics among them are renewed. Row j of the last map is written, in
     // torch's order, to rows + j * row.

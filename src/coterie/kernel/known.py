@@ -45,6 +45,7 @@ register_layer(nn.Conv2d, lambda chain, name, layer: chain.convolution(name, lay
 register_layer(nn.ReLU, lambda chain, *_: chain.activation("relu"))
 register_layer(nn.Tanh, lambda chain, *_: chain.activation("tanh"))
 register_layer(nn.Sigmoid, lambda chain, *_: chain.activation("sigmoid"))
+register_layer(nn.ReLU6, lambda chain, *_: chain.activation("relu6"))
 register_layer(nn.MaxPool2d, _pool)
 register_layer(nn.Flatten, lambda chain, _, layer: chain.flatten(layer.start_dim, layer.end_dim))
 register_layer(nn.Unflatten, _unflatten)

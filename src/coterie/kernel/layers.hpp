@@ -7,9 +7,9 @@ namespace coterie {
 
 enum class Kind : int64_t {
     convolution = 0, linear = 1, relu = 2, tanh = 3, sigmoid = 4, pool = 5, average = 6, dropout = 7, norm = 8, add = 9, field = 10,
-    lookup = 11, lstm = 12, positions = 13, block = 14
+    lookup = 11, lstm = 12, positions = 13, block = 14, relu6 = 15, depthwise = 16
 };
-enum class Activation { none, relu, tanh, sigmoid };
+enum class Activation { none, relu, tanh, sigmoid, relu6 };
 enum class Loss : int64_t { cross_entropy = 0, squared_error = 1 };
 
 // One layer as the Python side writes it (net.py). An absent parameter has offset -1, a layer without domains 0 of them.
@@ -35,12 +35,26 @@ struct Parameter {
     bool present() const { return offset >= 0; }
 };
 
+// Dropout with this rate; its mask has the values of one sample that come behind those of the layers before it (masks.hpp).
+struct Dropout {
+    double rate = 0;
+    long before = 0;
+    bool present() const { return rate > 0; }
+};
+
 inline Activation activation_of(Kind kind) {
-    return kind == Kind::relu ? Activation::relu : kind == Kind::tanh ? Activation::tanh : Activation::sigmoid;
+    switch (kind) {
+        case Kind::relu: return Activation::relu;
+        case Kind::tanh: return Activation::tanh;
+        case Kind::relu6: return Activation::relu6;
+        default: return Activation::sigmoid;
+    }
 }
 
 inline bool is_sequence(Kind kind) { return kind == Kind::lstm || kind == Kind::positions || kind == Kind::block; }
 
-inline bool is_activation(Kind kind) { return kind == Kind::relu || kind == Kind::tanh || kind == Kind::sigmoid; }
+inline bool is_activation(Kind kind) {
+    return kind == Kind::relu || kind == Kind::tanh || kind == Kind::sigmoid || kind == Kind::relu6;
+}
 
 }  // namespace coterie

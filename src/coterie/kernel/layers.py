@@ -12,8 +12,9 @@ from coterie.kernel.library import LayerRecord, array_of
 Loss = Literal["cross_entropy", "mse"]
 Kind = Literal[
     "convolution", "linear", "relu", "tanh", "sigmoid", "pool", "average", "dropout", "norm", "add", "field", "lookup",
-    "lstm", "positions", "block",
+    "lstm", "positions", "block", "relu6", "depthwise",
 ]  # fmt: skip
+ACTIVATIONS: tuple[Kind, ...] = ("relu", "tanh", "sigmoid", "relu6")
 _KINDS: dict[Kind, int] = {kind: number for number, kind in enumerate(get_args(Kind))}
 BEFORE = -2
 """As `source`: the layer before. A number is that layer, -1 the network's input."""
@@ -56,7 +57,7 @@ class Layer:
     def in_graph(self) -> bool:
         """Whether it makes a network more than a chain of the layers that are computed with samples innermost."""
         strides = self.kind == "convolution" and self.stride != (1, 1)
-        return strides or self.kind in ("norm", "add", "field") or self.source != BEFORE
+        return strides or self.kind in ("norm", "add", "field", "depthwise") or self.source != BEFORE
 
 
 def size_behind(

@@ -22,6 +22,9 @@ namespace coterie {
 
 constexpr int kSampleRows = kManyRegisters ? 12 : 6;  // height of the forward tile
 constexpr int kInputRows = kManyRegisters ? 8 : 6;    // height of the gradient and backward tiles
+// On the way back some rows of all panels are done in turn, so that their inputs stay in a cache: few rows, or more where weights
+// come from memory, which is fastest when much is read in one go.
+constexpr long kFewRows = 48, kManyRows = 768, kCachedBytes = 2L << 20;
 
 template <class T>
 struct PackedLinear {
@@ -125,12 +128,12 @@ COTERIE_INLINE void backward_tile(const T* weights, long outputs, const T* turne
 // Both halves of the backward pass, tile by tile: dx needs the weights as they were, then they are updated while they
 // are still in the cache. For a layer larger than the cache this reads and writes its memory once, not three times.
 template <class T, int N, UpdateKind kind>
-void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T* weights, const T* dz, const T* turned,
-                    T* dx, long stride, long samples, Optimiser<T>& optimiser, long offset) {
+void backward_panel(const PackedLinear<T>& layer, long panel, long first_row, long last_row, Rows<T> x, const T* weights,
+                    const T* dz, const T* turned, T* dx, long stride, long samples, Optimiser<T>& optimiser, long offset) {
     constexpr int kWidth = N * kLanes<T>;
     long column = panel * layer.kPanel, outputs = std::min<long>(kWidth, layer.outputs - column);
     long row_length = layer.row_length(), start = layer.start(panel);
-    for (long row = 0; row < layer.rows(); row += kInputRows) {
+    for (long row = first_row; row < last_row; row += kInputRows) {
         long at = start + row * kWidth;
         if (dx) {
             long lane = 0;
@@ -159,14 +162,18 @@ void backward_panel(const PackedLinear<T>& layer, long panel, Rows<T> x, const T
 template <class T>
 void linear_backward(const PackedLinear<T>& layer, Rows<T> x, const T* weights, const T* dz, const T* turned, T* dx,
                      long stride, long samples, Optimiser<T>& optimiser, long offset) {
-    optimiser.with_kind([&](auto kind) {
-        for (long p = 0; p < layer.panels(); p++)
-            if (layer.vectors_of(p) == 2)
-                backward_panel<T, 2, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, optimiser,
-                                                            offset);
-            else
-                backward_panel<T, 1, decltype(kind)::value>(layer, p, x, weights, dz, turned, dx, stride, samples, optimiser,
-                                                            offset);
+    optimiser.with_every_kind([&](auto kind) {
+        const long chunk = layer.size() * long(sizeof(T)) > kCachedBytes ? kManyRows : kFewRows;
+        for (long row = 0; row < layer.rows(); row += chunk)
+            for (long p = 0; p < layer.panels(); p++) {
+                const long last = std::min(row + chunk, layer.rows());
+                if (layer.vectors_of(p) == 2)
+                    backward_panel<T, 2, decltype(kind)::value>(layer, p, row, last, x, weights, dz, turned, dx, stride, samples,
+                                                                optimiser, offset);
+                else
+                    backward_panel<T, 1, decltype(kind)::value>(layer, p, row, last, x, weights, dz, turned, dx, stride, samples,
+                                                                optimiser, offset);
+            }
     });
 }
 

@@ -58,6 +58,7 @@ class Model {
         masks_ = {masks, samples};
         head_.drop_by(masks_);
         if (graph_) {
+            graph_->drop_by(masks_);
             graph_->forward(inputs, order, samples, weights, true, head_.input_rows(), head_.input_row());
             head_.forward(weights, samples, nullptr, order);
         } else {

@@ -23,13 +23,6 @@ struct DomainPart {
     Parameter residual, scale;
 };
 
-// Dropout with this rate; its mask has the values of one sample that come behind those of the layers before it (masks.hpp).
-struct Dropout {
-    double rate = 0;
-    long before = 0;
-    bool present() const { return rate > 0; }
-};
-
 struct TrunkStage {
     bool convolves = false;
     long kernel_height = 1, kernel_width = 1, pad_height = 0, pad_width = 0;
@@ -140,7 +133,8 @@ inline DomainPart domain_part_of(const LayerRecord& layer) {
     return {long(layer.domains), {long(layer.residual_offset)}, {long(layer.scale_offset)}};
 }
 
-inline Network read_network(const LayerRecord* layers, int64_t count, const int64_t shape[3], Loss loss) {
+// Without `may_be_graph` a chain of stages is a trunk, even where a graph is faster.
+inline Network read_network(const LayerRecord* layers, int64_t count, const int64_t shape[3], Loss loss, bool may_be_graph) {
     Network net{{shape[0], shape[1], shape[2]}, {}, {}, loss};
     MapShape map = net.in;
     int64_t at = 0;
@@ -148,11 +142,12 @@ inline Network read_network(const LayerRecord* layers, int64_t count, const int6
     auto next_is_pool = [&] { return at < count && Kind(layers[at].kind) == Kind::pool; };
     auto take_activation = [&] { return activation_of(Kind(layers[at++].kind)); };
 
-    if (needs_graph(layers, count)) {
+    if (needs_graph(layers, count) || (may_be_graph && is_faster_as_graph(layers, count, map))) {
         GraphReader reader(map);
         at = reader.read(layers, count);
         map = reader.out();
         net.graph = std::move(reader.nodes);
+        net.dropped_in_trunk = reader.dropped;
     }
     for (; at < count && Kind(layers[at].kind) == Kind::lookup; at++) {
         const LayerRecord& layer = layers[at];

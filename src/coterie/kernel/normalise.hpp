@@ -47,10 +47,53 @@ class Normalise {
         for (long s = first; s < first + samples; s++) {
             const T* own = z + s * layout_.sample();
             if (node_.by_batch())
-                join_sample(own);
+                join(own, layout_.pixels());
             else
                 moments_of_groups(own, s);
         }
+    }
+
+    // The same for the batch's pixels from `first` to before `last`, those before them being taken already.
+    void collect_pixels(const T* z, long first, long last) {
+        if (node_.by_batch()) return join(z + first * layout_.step, last - first);
+        for (long s = first / layout_.pixels(); s < last / layout_.pixels(); s++) moments_of_groups(z + s * layout_.sample(), s);
+    }
+
+    bool by_batch() const { return node_.by_batch(); }
+
+    // The same for the next pixels of the batch, wherever they lie.
+    void join(const T* z, long count) {
+        const T pixels = T(count), total = seen_ + pixels;
+        for (long c = 0; c < layout_.step; c += kLanes<T>) {
+            Vec<T> mean, squares;
+            moments(z + c, count, mean, squares);
+            T *all = mean_.data() + c, *spread = spread_.data() + c;
+            if (seen_ == 0) {
+                store(all, mean);
+                store(spread, squares);
+                continue;
+            }
+            Vec<T> distance = mean - load(all);
+            store(all, load(all) + distance * (pixels / total));
+            store(spread, load(spread) + squares + distance * distance * (seen_ * pixels / total));
+        }
+        seen_ = total;
+    }
+
+    // For whoever reads z alone and normalises as it reads: body(pixel, channel, y) for some of the batch's pixels.
+    template <class Body>
+    COTERIE_INLINE void each_value(const T* z, long first, long last, Body&& body) {
+        with_activation([&](auto kind) {
+            for_sets(first, last, [&](long sample, long from, long to) {
+                const T *mean = set(mean_, sample), *inverse = set(inverse_, sample);
+                for (long p = from; p < to; p++)
+                    for (long c = 0; c < layout_.step; c += kLanes<T>) {
+                        Vec<T> scale = load(weight_.data() + c) * load(inverse + c);
+                        Vec<T> value = (load(z + p * layout_.step + c) - load(mean + c)) * scale + load(bias_.data() + c);
+                        body(p, c, activate<T>(value, decltype(kind)::value));
+                    }
+            });
+        });
     }
 
     // After all samples: what normalises the batch. Running statistics, if there are some, move towards it.
@@ -80,11 +123,16 @@ class Normalise {
         });
     }
 
+    void begin_gather() {
+        std::memset(sums_.data(), 0, size_t(sets_ * layout_.step) * sizeof(T));
+        std::memset(products_.data(), 0, size_t(sets_ * layout_.step) * sizeof(T));
+        has_slopes_ = false;
+    }
+
     // The way back in two passes. First `g`, the gradient of y, becomes that before the activation, which also is the other
     // summand's; the sums of the second pass are taken.
     void gather(T* g, const T* y, const T* z, T* other_gradient, bool add_other, long samples) {
-        std::memset(sums_.data(), 0, size_t(sets_ * layout_.step) * sizeof(T));
-        std::memset(products_.data(), 0, size_t(sets_ * layout_.step) * sizeof(T));
+        begin_gather();
         with_activation([&](auto kind) {
             for (long s = 0; s < samples; s++) {
                 for (long c = 0; c < layout_.step; c += kLanes<T>) {
@@ -100,6 +148,30 @@ class Normalise {
                     store(set(products_, s) + c, load(set(products_, s) + c) + product);
                 }
             }
+        });
+    }
+
+    // The same for some of the batch's pixels where y was never kept, after `begin_gather`: get(pixel, channel) is the gradient of
+    // y, put(pixel, channel, gradient) takes what it becomes.
+    template <class Get, class Put>
+    COTERIE_INLINE void gather_pixels(const T* z, long first, long last, Get&& get, Put&& put) {
+        with_activation([&](auto kind) {
+            for_sets(first, last, [&](long sample, long from, long to) {
+                for (long c = 0; c < layout_.step; c += kLanes<T>) {
+                    const Vec<T> mean = load(set(mean_, sample) + c), bias = load(bias_.data() + c), scale = scale_of(sample, c);
+                    Vec<T> sum{}, product{};
+                    for (long p = from; p < to; p++) {
+                        Vec<T> distance = load(z + p * layout_.step + c) - mean;
+                        Vec<T> y = activate<T>(distance * scale + bias, decltype(kind)::value);
+                        Vec<T> gradient = through_activation<T>(get(p, c), y, decltype(kind)::value);
+                        put(p, c, gradient);
+                        sum += gradient;
+                        product += gradient * distance;
+                    }
+                    store(set(sums_, sample) + c, load(set(sums_, sample) + c) + sum);
+                    store(set(products_, sample) + c, load(set(products_, sample) + c) + product);
+                }
+            });
         });
     }
 
@@ -128,7 +200,34 @@ class Normalise {
         }
     }
 
+    // The same for some of the batch's pixels: body(pixel, channel, gradient of z).
+    template <class Body>
+    COTERIE_INLINE void each_gradient(const T* g, const T* z, long first, long last, long batch, Body&& body) {
+        for_sets(first, last, [&](long sample, long from, long to) {
+            if (!has_slopes_ || !node_.by_batch()) make_slopes(sample, batch);
+            has_slopes_ = true;
+            const T *mean = set(mean_, sample), *inverse = set(inverse_, sample);
+            for (long p = from; p < to; p++)
+                for (long c = 0; c < layout_.step; c += kLanes<T>) {
+                    const long at = p * layout_.step + c;
+                    Vec<T> scale = load(weight_.data() + c) * load(inverse + c);
+                    body(p, c, load(g + at) * scale - (load(z + at) - load(mean + c)) * load(slope_.data() + c) -
+                                   load(shift_.data() + c));
+                }
+        });
+    }
+
    private:
+    // body(sample, first pixel, pixel behind the last) for pixels that share their statistics
+    template <class Body>
+    COTERIE_INLINE void for_sets(long first, long last, Body&& body) const {
+        const long pixels = layout_.pixels();
+        for (long next; first < last; first = next) {
+            next = node_.by_batch() ? last : std::min(last, (first / pixels + 1) * pixels);
+            body(first / pixels, first, next);
+        }
+    }
+
     T* set(Buffer<T>& of, long sample) { return of.data() + (node_.by_batch() ? 0 : sample) * layout_.step; }
     T inverse_of(T variance) const { return T(1) / std::sqrt(variance + T(node_.eps)); }
 
@@ -146,14 +245,15 @@ class Normalise {
         switch (node_.activation) {
             case Activation::none: return body(std::integral_constant<Activation, Activation::none>{});
             case Activation::relu: return body(std::integral_constant<Activation, Activation::relu>{});
+            case Activation::relu6: return body(std::integral_constant<Activation, Activation::relu6>{});
             case Activation::tanh: return body(std::integral_constant<Activation, Activation::tanh>{});
             default: return body(std::integral_constant<Activation, Activation::sigmoid>{});
         }
     }
 
-    // Of one sample and one vector of channels: the mean, and the sum of squares around it.
-    COTERIE_INLINE void moments(const T* z, Vec<T>& mean, Vec<T>& squares) const {
-        const long step = layout_.step, pixels = layout_.pixels();
+    // Of some pixels and one vector of channels: the mean, and the sum of squares around it.
+    COTERIE_INLINE void moments(const T* z, long pixels, Vec<T>& mean, Vec<T>& squares) const {
+        const long step = layout_.step;
         Vec<T> sums[4] = {}, around[4] = {};
         long p = 0;
         for (; p + 4 <= pixels; p += 4)
@@ -172,29 +272,11 @@ class Normalise {
         squares = (around[0] + around[1]) + (around[2] + around[3]);
     }
 
-    void join_sample(const T* z) {
-        const T pixels = T(layout_.pixels()), total = seen_ + pixels;
-        for (long c = 0; c < layout_.step; c += kLanes<T>) {
-            Vec<T> mean, squares;
-            moments(z + c, mean, squares);
-            T *all = mean_.data() + c, *spread = spread_.data() + c;
-            if (seen_ == 0) {
-                store(all, mean);
-                store(spread, squares);
-                continue;
-            }
-            Vec<T> distance = mean - load(all);
-            store(all, load(all) + distance * (pixels / total));
-            store(spread, load(spread) + squares + distance * distance * (seen_ * pixels / total));
-        }
-        seen_ = total;
-    }
-
     void moments_of_groups(const T* z, long sample) {
         T *mean = set(mean_, sample), *inverse = set(inverse_, sample), *spread = spread_.data();
         for (long c = 0; c < layout_.step; c += kLanes<T>) {
             Vec<T> own, squares;
-            moments(z + c, own, squares);
+            moments(z + c, layout_.pixels(), own, squares);
             store(mean + c, own);
             store(spread + c, squares);
         }
@@ -235,6 +317,7 @@ class Normalise {
     Layout layout_;
     long sets_;
     T seen_ = 0;                                  // values of a channel so far
+    bool has_slopes_ = false;
     Buffer<T> mean_, inverse_, sums_, products_;  // [set][channel]: statistics, and sums of g and of g (z - mean)
     Buffer<T> weight_, bias_, spread_, slope_, shift_;
 };

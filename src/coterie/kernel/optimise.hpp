@@ -14,7 +14,7 @@ struct Hyper {
     double lr, momentum, weight_decay, mu, beta1, beta2, eps;
 };
 
-enum class UpdateKind { plain, sgd, adam };
+enum class UpdateKind { plain, momentum, sgd, adam };  // momentum: with nothing else, as most train
 
 template <class T>
 COTERIE_INLINE Vec<T> square_root(Vec<T> value) {
@@ -42,7 +42,8 @@ class Optimiser {
           weights_(weights),
           anchor_(hyper.mu != 0 ? anchor : nullptr),
           correction_(correction),
-          kind_(kind_of(hyper, correction)) {
+          kind_(kind_of(hyper, correction)),
+          momentum_alone_(kind_ == UpdateKind::sgd && hyper.mu == 0 && hyper.weight_decay == 0 && !correction) {
         if (hyper.momentum != 0 || rule_ == Rule::adam) first_.resize(size);
         if (rule_ == Rule::adam) second_.resize(size);
     }
@@ -104,6 +105,15 @@ class Optimiser {
             T *weight = weights_ + at, rate = lr_ * factor;  // not read again after every store
             for (int i = 0; i < R; i++)
                 for (int j = 0; j < N; j++, weight += kLanes<T>) store(weight, load(weight) - rate * gradient[i][j]);
+        } else if constexpr (kind == UpdateKind::momentum) {
+            T *weight = weights_ + at, *first = first_.data() + at;
+            const T rate = lr_, momentum = momentum_;
+            for (int i = 0; i < R; i++)
+                for (int j = 0; j < N; j++, weight += kLanes<T>, first += kLanes<T>) {
+                    Vec<T> moved = factor * gradient[i][j] + momentum * load(first);
+                    store(first, moved);
+                    store(weight, load(weight) - rate * moved);
+                }
         } else {
             for (int i = 0; i < R; i++)
                 for (int j = 0; j < N; j++, at += kLanes<T>)
@@ -114,9 +124,12 @@ class Optimiser {
     // The whole tensor at `at` from its gradient; `count` is a multiple of the vector length.
     void update_all(long at, const T* gradient, long count) {
         auto run = [&](auto kind) {
-            for (long i = 0; i < count; i += kLanes<T>) update<decltype(kind)::value>(at + i, load(gradient + i));
+            for (long i = 0; i < count; i += kLanes<T>) {
+                const Vec<T> own[1][1] = {{load(gradient + i)}};
+                update<decltype(kind)::value>(at + i, own);
+            }
         };
-        with_kind(run);
+        with_every_kind(run);
     }
 
     template <class Body>
@@ -126,6 +139,13 @@ class Optimiser {
             case UpdateKind::sgd: return body(std::integral_constant<UpdateKind, UpdateKind::sgd>{});
             default: return body(std::integral_constant<UpdateKind, UpdateKind::adam>{});
         }
+    }
+
+    // The same, for whoever is compiled for momentum alone, too.
+    template <class Body>
+    void with_every_kind(Body&& body) {
+        if (momentum_alone_) return body(std::integral_constant<UpdateKind, UpdateKind::momentum>{});
+        with_kind(body);
     }
 
    private:
@@ -138,6 +158,7 @@ class Optimiser {
     const T* anchor_;
     const T* correction_;
     UpdateKind kind_;
+    bool momentum_alone_;
     Buffer<T> first_, second_;  // momentum (or Adam's mean) and Adam's mean square
 };
 

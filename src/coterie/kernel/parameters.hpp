@@ -24,9 +24,8 @@ class Parameters {
                       {{0, 0}, stage.taps(), stage.convolved.channels});
         }
         for (const Node& node : net.graph) {
-            bool convolves = node.work == Work::convolution;
-            if (convolves) add_weight(node.weight.offset, node.out.channels * node.taps(), {{0, 0}, node.taps(), node.out.channels});
-            if (!convolves && node.weight.present()) add_plain(node.weight.offset, node.out.channels);
+            if (node.convolves()) add_weight(node.weight.offset, node.out.channels * node.taps(), {{0, 0}, node.taps(), node.out.channels});
+            if (!node.convolves() && node.weight.present()) add_plain(node.weight.offset, node.out.channels);
             if (node.bias.present()) add_plain(node.bias.offset, node.out.channels);
         }
         for (const Lookup& each : net.lookups)

@@ -31,6 +31,7 @@ _ACTIVATIONS: dict[Any, Kind] = {
     **dict.fromkeys((torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_"), "relu"),
     **dict.fromkeys((torch.tanh, F.tanh, "tanh", "tanh_"), "tanh"),
     **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid", "sigmoid_"), "sigmoid"),
+    F.relu6: "relu6",
 }
 _RESHAPES: frozenset[Any] = frozenset(("view", "reshape", torch.reshape))
 _FLATTENS: frozenset[Any] = frozenset(("flatten", torch.flatten))
@@ -199,7 +200,7 @@ class _Walk:
         args: list[Any] = [self._known(arg) for arg in node.args[1:]]
         options: dict[str, Any] = {key: self._known(arg) for key, arg in node.kwargs.items() if key != "inplace"}
         if target in _ACTIVATIONS:
-            args = [] if target is F.relu else args
+            args = [] if target in (F.relu, F.relu6) else args
             self._plain(node, args, options)
             self.chain.activation(_ACTIVATIONS[target])
         elif target in _NOTHING:

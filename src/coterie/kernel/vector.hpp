@@ -1,5 +1,5 @@
-// Vectors of the compiler (GCC and Clang vector extensions), so that any processor compiles; one intrinsic, a masked store, where
-// there is one.
+// Vectors of the compiler (GCC and Clang vector extensions), so that any processor compiles; two intrinsics, masked stores and stores
+// past the caches, where there are some.
 //
 // Everything above this file is written in terms of `Vec<T>` (one register full of T) and a handful of functions.
 #pragma once
@@ -12,8 +12,11 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
 #endif
 
 #if defined(COTERIE_SANITIZED)  // compiled once rather than at every place of use, which takes a fraction of the time
@@ -87,6 +90,24 @@ COTERIE_INLINE Vec<T> load(const T* from) {
 template <class T>
 COTERIE_INLINE void store(T* to, Vec<T> value) {
     *reinterpret_cast<typename VectorOf<T, kVectorBytes>::InMemory*>(to) = value;
+}
+
+// The same for what is not read again soon: memory is not read before it is written. `to` must be a multiple of the vector's size.
+template <class T>
+COTERIE_INLINE void stream(T* to, Vec<T> value) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        _mm512_stream_ps(to, __m512(value));
+    else
+        _mm512_stream_pd(to, __m512d(value));
+#elif defined(__AVX__)
+    if constexpr (sizeof(T) == 4)
+        _mm256_stream_ps(to, __m256(value));
+    else
+        _mm256_stream_pd(to, __m256d(value));
+#else
+    store(to, value);
+#endif
 }
 
 template <class T>
@@ -165,8 +186,13 @@ class Buffer {
         block_ = nullptr;
         count_ = count;
         size_t bytes = round_up(long(size_t(count) * sizeof(T)), kSlack) + 3 * kSlack;
-        block_ = static_cast<char*>(std::aligned_alloc(kSlack, bytes));
+        const bool is_large = bytes >= size_t(2 * kLargePage);
+        if (is_large) bytes = size_t(round_up(long(bytes), kLargePage));
+        block_ = static_cast<char*>(std::aligned_alloc(is_large ? kLargePage : kSlack, bytes));
         if (!block_) throw std::bad_alloc();
+#if defined(__linux__)
+        if (is_large) madvise(block_, bytes, MADV_HUGEPAGE);  // fewer pages to ask for and to look up; a wish, not a need
+#endif
         if (zeros) std::memset(block_, 0, bytes);
     }
     T* data() { return reinterpret_cast<T*>(block_ + kSlack); }
@@ -174,7 +200,7 @@ class Buffer {
     long size() const { return count_; }
 
    private:
-    static constexpr long kSlack = 64;
+    static constexpr long kSlack = 64, kLargePage = 2L << 20;
     char* block_ = nullptr;
     long count_ = 0;
 };

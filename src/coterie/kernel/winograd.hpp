@@ -20,13 +20,14 @@ template <class T>
 class Winograd {
    public:
     static bool fits(const Node& node, long in_step) {
-        return node.kernel_height == 3 && node.kernel_width == 3 && node.stride_height == 1 && node.stride_width == 1 &&
+        return node.work == Work::convolution && node.kernel_height == 3 && node.kernel_width == 3 && node.stride_height == 1 && node.stride_width == 1 &&
                in_step % kLanes<T> == 0 && node.in.channels >= kLanes<T> / 2;
     }
 
     Winograd(const Node& node, const Layout& in, const Layout& out)
         : node_(node), in_(in), out_(out), tile_rows_((out.shape.height + 1) / 2), tile_columns_((out.shape.width + 1) / 2) {
-        chunk_ = std::max<long>(1, kChunkTiles / tile_columns_);
+        const bool is_wide = in.step * out.step >= kWide;
+        chunk_ = std::max<long>(1, (is_wide ? kWideTiles : kChunkTiles) / tile_columns_);
         group_ = std::max<long>(1, chunk_ / tile_rows_);
         long tiles = chunk_ * tile_columns_;
         values_.resize(16 * tiles * in.step);
@@ -125,7 +126,8 @@ class Winograd {
     }
 
    private:
-    static constexpr long kChunkTiles = 64;  // at a time: 16 to 64 made no difference, fewer read the kernel too often
+    static constexpr long kChunkTiles = 64;  // at a time: 16 to 64 made no difference, fewer read the kernel too often ...
+    static constexpr long kWideTiles = 192, kWide = 256 * 256;  // ... and so do 64 where the kernel fits no cache
 
     static COTERIE_INLINE void to_basis(Vec<T> a, Vec<T> b, Vec<T> c, Vec<T> (&to)[4]) {
         to[0] = a;
