@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.devices import there
-from coterie.core.lengths import FAR, capped, clip_factors, distances, members_of, middle
+from coterie.core.lengths import FAR, capped, distances, held_back, members_of, middle
 from coterie.core.rows import RowMath
 from coterie.core.spill import column_blocks
 from coterie.core.states import (
@@ -85,7 +85,8 @@ def combined(
         weights = weights.double() * (capped(sizes, groups) / sizes.double().clamp_min(torch.finfo(torch.float64).tiny))
     if rule == "clipped":
         start = Picked(previous, groups) if sent is None else sent
-        shorter = _shortened_columns(models, start, clip_factors(models, start, weights, groups))
+        factors, weights = held_back(models, start, weights, groups)
+        shorter = _shortened_columns(models, start, factors)
         return group_means(models, weights, groups, previous, shorter)
     result = {name: tensor.clone() for name, tensor in previous.items()}
     for group, members in members_of(weights, groups):
