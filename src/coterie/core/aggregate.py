@@ -80,12 +80,13 @@ def combined(
     if rule == "mean":
         return group_means(models, weights, groups, previous)
     if sizes is None:
-        weights = capped(weights, groups)
+        weights = fair = capped(weights, groups)
     else:
-        weights = weights.double() * (capped(sizes, groups) / sizes.double().clamp_min(torch.finfo(torch.float64).tiny))
+        fair = capped(sizes, groups)
+        weights = weights.double() * (fair / sizes.double().clamp_min(torch.finfo(torch.float64).tiny))
     if rule == "clipped":
         start = Picked(previous, groups) if sent is None else sent
-        factors, weights = held_back(models, start, weights, groups)
+        factors, weights = held_back(models, start, weights, groups, fair)
         shorter = _shortened_columns(models, start, factors)
         return group_means(models, weights, groups, previous, shorter)
     result = {name: tensor.clone() for name, tensor in previous.items()}

@@ -17,9 +17,11 @@ LONGEST = 6.0
 LONG = 1.5
 AGAINST = -0.6
 """An update longer than `LONG` medians is shortened to one median where its cosine with the sum of the directions of
-those that are neither long nor heavy is below `AGAINST`. Where it is below 0, a long update, and one that weighs more
-than `HEAVIEST` medians, weighs no more than the median. Attackers that pull the model back come to -0.9; honest clients
+those that are neither long nor heavy is below `AGAINST`. Attackers that pull the model back come to -0.9; honest clients
 were seen at -0.47, where groups that disagree about labels share one model."""
+APART = -0.1
+"""Below this cosine a long update, and one that weighs more than `HEAVIEST` medians, weighs no more than the median.
+Attackers have -0.14 and less from the first round on, before the limit of `AGAINST` can find them."""
 JUDGES, FEW_AGAINST = 8, -0.8
 """Among fewer replies than `JUDGES` the limit is `FEW_AGAINST`: of four honest ones, one was at -0.62."""
 HEAVIEST, HEAVY = 1.25, 1.5
@@ -80,24 +82,28 @@ def clip_factors(models: Stack, start: Stack | Picked, weights: Tensor, groups: 
     return held_back(models, start, weights, groups)[0]
 
 
-def held_back(models: Stack, start: Stack | Picked, weights: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """The same factors, and the weights: those of long or heavy replies that go against the others are the median.
+def held_back(
+    models: Stack, start: Stack | Picked, weights: Tensor, groups: Tensor, sizes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same factors, and the weights: long or heavy replies that go against the others weigh as the median does.
 
     So who claims many samples and pulls elsewhere gains nothing by the claim. Large honest clients, whose updates are
-    long because they make more steps, go with the others.
+    long because they make more steps, go with the others. Heavy is what has a large size; these are the weights, but
+    where a weight is a part of a size.
     """
     lengths = distances(models, start)
     factors, weights = torch.ones(len(groups), dtype=torch.float64), weights.double().clone()
     for _, members in _judged(weights, groups):
-        own, weight = lengths[members].clamp_min(_TINY), weights[members]
-        median, usual = middle(lengths[members]), middle(weight)
-        long, heavy = own > LONG * median, weight > HEAVIEST * usual
+        own, size = lengths[members].clamp_min(_TINY), (weights if sizes is None else sizes.double())[members]
+        median, usual = middle(lengths[members]), middle(size)
+        long, heavy = own > LONG * median, size > HEAVIEST * usual
         if not median or not bool((long | heavy).any()):
             continue
         against = AGAINST if len(members) >= JUDGES else FEW_AGAINST
         cosines = _agreement(models, start, own, members, ~(long | heavy))
         factors[members] = (torch.where(long & (cosines < against), 1.0, LONGEST) * median / own).clamp_max(1.0)
-        weights[members] = torch.where((long | heavy) & (cosines < 0), weight.clamp_max(usual), weight)
+        apart = (long | heavy) & (cosines < APART) & (size > usual)
+        weights[members] *= torch.where(apart, usual / size, 1.0)
     return factors, weights
 
 
