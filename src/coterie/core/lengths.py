@@ -17,7 +17,7 @@ LONGEST = 6.0
 LONG = 1.5
 AGAINST = -0.6
 """An update longer than `LONG` medians is shortened to one median where its cosine with the sum of the directions of
-those that are neither long nor heavy is below `AGAINST`. Attackers that pull the model back come to -0.9; honest clients
+those that are neither long nor heavy is below `AGAINST`. Attackers that pull the model back come to -0.9; honest ones
 were seen at -0.47, where groups that disagree about labels share one model."""
 APART = -0.1
 """Below this cosine a long update, and one that weighs more than `HEAVIEST` medians, weighs no more than the median.
