@@ -26,6 +26,7 @@ from coterie.core.lengths import (
     LONGEST,
     capped,
     clip_factors,
+    held_back,
     too_long,
 )
 from coterie.core.states import Stack, State, group_means
@@ -137,6 +138,43 @@ def test_what_is_long_and_against_the_others_is_shortened_to_the_median() -> Non
     assert [factor(2, -0.5), factor(2, 0.9), factor(1.2, -1.0), factor(2, -0.7, others=6)] == [1.0] * 4
     assert factor(8, 0.9) == factor(8, -0.7, others=6) == pytest.approx(6 / 8)
     assert factor(2, -0.9, others=6) == pytest.approx(1 / 2)
+
+
+def test_attackers_of_one_cluster_do_not_speak_for_each_other() -> None:
+    """Six updates of length 1 have 1/2 in common, the rest of each is orthogonal; four updates are -2 times the common.
+
+    The six add up to (3, and 6^0.5 0.75^0.5 = 4.5^0.5 across): a long one has a cosine of -3 / 13.5^0.5 = -0.82 with
+    that and is made 1 long. With the other three long ones in the sum it would be 0.
+    """
+    honest = torch.cat([torch.full((6, 1), 0.5), 0.75**0.5 * torch.eye(6)], 1)
+    models = {"w": torch.cat([honest, torch.tensor([[-2.0, *[0.0] * 6]] * 4)]).double()}
+    sent, groups = {"w": torch.zeros_like(models["w"])}, torch.zeros(10, dtype=torch.int64)
+    weights = torch.tensor([1.0] * 6 + [1.5] * 4)
+    factors, weighed = held_back(models, sent, weights, groups)
+    assert factors.tolist() == pytest.approx([1.0] * 6 + [0.5] * 4)
+    assert weighed.tolist() == [1.0] * 10
+
+
+def test_a_large_claim_gains_nothing_by_what_goes_against_the_others() -> None:
+    """Seven updates (1, 0) that weigh 1, and one of length 2 that claims 10^9 samples, which are capped at 1.25.
+
+    At a cosine of -1/2 with the seven it is not shortened and weighs 1: (7 - 1) / 8. At 1/2 it keeps its 1.25:
+    (7 + 1.25) / 8.25 = 1. One of length 1.4 is not long, and a quarter more than the median is not heavy, so that it
+    keeps it, too: (7 - 0.875) / 8.25. Of ten that weigh 1 (six) and 10^9 (four), the four are capped at 1.5, which is
+    heavy: with length 1.4 and -1/2 they weigh 1, (6 - 2.8) / 10.
+    """
+
+    def along(length: float, cosine: float, honest: int = 7, false: int = 1) -> float:
+        odd = [length * cosine, length * (1 - cosine**2) ** 0.5]
+        models = {"w": torch.tensor([*[[1.0, 0.0]] * honest, *[odd] * false], dtype=torch.float64)}
+        sent = {"w": torch.zeros(2, dtype=torch.float64)}
+        claims = torch.tensor([*[1.0] * honest, *[1e9] * false], dtype=torch.float64)
+        return float(combined_one("clipped", models, claims, sent)["w"][0])
+
+    assert along(2, -0.5) == pytest.approx(6 / 8)
+    assert along(2, 0.5) == pytest.approx(1.0)
+    assert along(1.4, -0.5) == pytest.approx(6.125 / 8.25)
+    assert along(1.4, -0.5, honest=6, false=4) == pytest.approx(3.2 / 10)
 
 
 def test_what_no_honest_client_sends_is_not_used_at_all() -> None:

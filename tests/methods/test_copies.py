@@ -102,3 +102,19 @@ def test_clients_with_two_or_three_classes_end_to_end() -> None:
     assert adjusted_rand_score(truth, state.of(population.ids)) > 0.5
     for client, own in zip(some.ids, some.bits, strict=True):
         assert np.packbits(own).tolist() == state.bits[client].tolist()
+
+
+def test_bits_are_as_probable_as_their_copies_and_what_is_usual_say() -> None:
+    """Two classes, the first held, one copy, inverted, in the place of the second; 1 in 4 of usual bits is 1, P = 0.1.
+
+    Two copies that say 1: odds of 81 to 1 times 1 to 3, 27 / 28. Two that say 0: 1 / (1 + 3 * 81). One that says 1 and
+    one that says 0: what is usual, 1/4.
+    """
+    code = rng(4, "code").integers(0, 2, 40).astype(np.uint8)
+    code[:3] = 1, 0, 1
+    sent = np.stack([code, 1 - code])[None]
+    sent[0, 1, 2] = 1  # a copy whose coin fell otherwise
+    usual = np.concatenate([np.full((2, 40), 0.25), np.full((2, 1), 0.5)], 1)
+    found = read(sent, bits("10")[None], np.array([0.1]), 2, usual)
+    assert found.held[0] == pytest.approx([1.0, 0.0], abs=1e-3)
+    assert found.ones[0, 0, :3] == pytest.approx([27 / 28, 1 / 244, 1 / 4], abs=1e-3)

@@ -24,6 +24,7 @@ from coterie.methods.counted import OPEN, Counted
 from coterie.methods.fedcg import FedCG
 from coterie.methods.how_many import AFTER, FIRST, HowMany, in_rounds
 from coterie.methods.ifca import IFCA
+from coterie.methods.ladd import LADD
 from coterie.runs.config import from_tables
 from coterie.simulation.simulator import EngineOptions
 
@@ -63,6 +64,7 @@ def play(name: str, groups: int, rounds: int = 9, shift: str = "rotation", **how
 def test_auto_may_be_said_everywhere() -> None:
     """In Python, on the command line and in TOML; what is written down reads as the same."""
     assert IFCA(k="auto").k == FedCG(domains="auto").domains == OPEN  # type: ignore[arg-type]
+    assert LADD(k="auto") == LADD(k=0), "its own rule, the best silhouette"  # type: ignore[arg-type]
     config = from_tables({"method": "ifca", "settings": {"k": "auto"}})
     assert config.build_method({}) == IFCA(k=OPEN)
     assert from_tables(tomllib.loads(config.to_toml())).build_method({}) == IFCA(k=OPEN)

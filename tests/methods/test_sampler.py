@@ -41,3 +41,15 @@ def test_merging_ends_with_one_group_and_leaves_none_empty() -> None:
     steps = merged(Evidence.of(x, held), np.arange(20) % 5)
     assert [len(np.unique(labels)) for labels in steps] == [5, 4, 3, 2, 1]
     assert all(labels.max() + 1 == len(np.unique(labels)) for labels in steps)
+
+
+def test_probabilities_vary_less_than_bits() -> None:
+    """Two of four bits are 1: the mean is (2 + 1) / (4 + 2) = 1/2 and the variance 1/4, of which 0.5 is noise.
+
+    As probabilities 0.9 and 0.1 they are 0.4 from the mean and not 0.5: all variances are 0.64 times as large.
+    """
+    bits, held = np.array([1.0, 1.0, 0.0, 0.0])[:, None, None], np.ones((4, 1))
+    sure, unsure = Evidence.of(bits, held), Evidence.of(0.1 + 0.8 * bits, held)
+    assert sure.noise == pytest.approx(np.array([[0.125]]))
+    for name in ("noise", "own", "shared"):
+        assert getattr(unsure, name) == pytest.approx(0.64 * getattr(sure, name))

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.devices import there
-from coterie.core.lengths import FAR, capped, clip_factors, distances, members_of, middle
+from coterie.core.lengths import FAR, capped, distances, held_back, members_of, middle
 from coterie.core.rows import RowMath
 from coterie.core.spill import column_blocks
 from coterie.core.states import (
@@ -80,12 +80,14 @@ def combined(
     if rule == "mean":
         return group_means(models, weights, groups, previous)
     if sizes is None:
-        weights = capped(weights, groups)
+        weights = fair = capped(weights, groups)
     else:
-        weights = weights.double() * (capped(sizes, groups) / sizes.double().clamp_min(torch.finfo(torch.float64).tiny))
+        fair = capped(sizes, groups)
+        weights = weights.double() * (fair / sizes.double().clamp_min(torch.finfo(torch.float64).tiny))
     if rule == "clipped":
         start = Picked(previous, groups) if sent is None else sent
-        shorter = _shortened_columns(models, start, clip_factors(models, start, weights, groups))
+        factors, weights = held_back(models, start, weights, groups, fair)
+        shorter = _shortened_columns(models, start, factors)
         return group_means(models, weights, groups, previous, shorter)
     result = {name: tensor.clone() for name, tensor in previous.items()}
     for group, members in members_of(weights, groups):

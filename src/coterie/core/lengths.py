@@ -16,9 +16,12 @@ LONGEST = 6.0
 """`clipped` shortens updates to this many median lengths. Honest updates reached 4.4 on multi-source-digits."""
 LONG = 1.5
 AGAINST = -0.6
-"""An update longer than `LONG` medians whose cosine with the sum of the others' directions is below `AGAINST` is
-shortened to one median. Attackers that pull the model back come to -0.9; honest clients were seen at -0.47, where
-groups that disagree about labels share one model."""
+"""An update longer than `LONG` medians is shortened to one median where its cosine with the sum of the directions of
+those that are neither long nor heavy is below `AGAINST`. Attackers that pull the model back come to -0.9; honest ones
+were seen at -0.47, where groups that disagree about labels share one model."""
+APART = -0.1
+"""Below this cosine a long update, and one that weighs more than `HEAVIEST` medians, weighs no more than the median.
+Attackers have -0.14 and less from the first round on, before the limit of `AGAINST` can find them."""
 JUDGES, FEW_AGAINST = 8, -0.8
 """Among fewer replies than `JUDGES` the limit is `FEW_AGAINST`: of four honest ones, one was at -0.62."""
 HEAVIEST, HEAVY = 1.25, 1.5
@@ -76,21 +79,39 @@ def clip_factors(models: Stack, start: Stack | Picked, weights: Tensor, groups: 
 
     `LONGEST` medians are too long for all, and more than one for what is against the others (`AGAINST`).
     """
+    return held_back(models, start, weights, groups)[0]
+
+
+def held_back(
+    models: Stack, start: Stack | Picked, weights: Tensor, groups: Tensor, sizes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same factors, and the weights: long or heavy replies that go against the others weigh as the median does.
+
+    So who claims many samples and pulls elsewhere gains nothing by the claim. Large honest clients, whose updates are
+    long because they make more steps, go with the others. Heavy is what has a large size; these are the weights, but
+    where a weight is a part of a size.
+    """
     lengths = distances(models, start)
-    factors = torch.ones(len(groups), dtype=torch.float64)
+    factors, weights = torch.ones(len(groups), dtype=torch.float64), weights.double().clone()
     for _, members in _judged(weights, groups):
-        own = lengths[members].clamp_min(_TINY)
-        median = middle(lengths[members])
-        if not median or float(own.max()) <= LONG * median:
+        own, size = lengths[members].clamp_min(_TINY), (weights if sizes is None else sizes.double())[members]
+        median, usual = middle(lengths[members]), middle(size)
+        long, heavy = own > LONG * median, size > HEAVIEST * usual
+        if not median or not bool((long | heavy).any()):
             continue
         against = AGAINST if len(members) >= JUDGES else FEW_AGAINST
-        odd = (own > LONG * median) & (_agreement(models, start, own, members) < against)
-        factors[members] = (torch.where(odd, 1.0, LONGEST) * median / own).clamp_max(1.0)
-    return factors
+        cosines = _agreement(models, start, own, members, ~(long | heavy))
+        factors[members] = (torch.where(long & (cosines < against), 1.0, LONGEST) * median / own).clamp_max(1.0)
+        apart = (long | heavy) & (cosines < APART) & (size > usual)
+        weights[members] *= torch.where(apart, usual / size, 1.0)
+    return factors, weights
 
 
-def _agreement(models: Stack, start: Stack | Picked, lengths: Tensor, members: Tensor) -> Tensor:
-    """The cosine of each of these updates with the sum of the others' directions, [m]."""
+def _agreement(models: Stack, start: Stack | Picked, lengths: Tensor, members: Tensor, judges: Tensor) -> Tensor:
+    """The cosine of each of these updates with the sum of the judges' directions, [m].
+
+    What is long or heavy is no judge: four attackers of a cluster of ten would speak for each other.
+    """
     ends, begins = columns_of(models, members), _columns(start, members)
     along, square = torch.zeros(len(members), dtype=torch.float64), 0.0
     for name, tensor in models.items():
@@ -98,11 +119,10 @@ def _agreement(models: Stack, start: Stack | Picked, lengths: Tensor, members: T
             continue
         for columns in column_blocks(len(members), tensor[:1].numel()):
             unit = (ends(name, columns).double() - begins(name, columns).double()) / lengths[:, None]
-            total = unit.sum(0)
+            total = unit[judges].sum(0)
             along += (unit * total).sum(1)
             square += float(total.square().sum())
-    others = (square - 2 * along + 1.0).clamp_min(_TINY).sqrt()  # |sum - own|, own being of length 1
-    return (along - 1.0) / others
+    return along / float(max(square, _TINY) ** 0.5)
 
 
 def _columns(models: Stack | Picked, rows: Tensor) -> Seen:

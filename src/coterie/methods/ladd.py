@@ -16,6 +16,7 @@ from coterie.core.federation import Federation, Nothing, on_client
 from coterie.core.groupings import different, k_means
 from coterie.core.rng import key64, rng
 from coterie.core.samples import ClientId
+from coterie.core.settings import AUTO
 from coterie.core.states import row, spread
 from coterie.methods.base import Log
 from coterie.methods.class_means import class_means
@@ -53,7 +54,7 @@ class Styled(Clusters):
 class LADD(AverageInClusters[Styled]):
     """Style = mean FFT amplitude in a window around frequency 0; k-means over clients; FedAvg inside the clusters."""
 
-    k: int = field(default=0, metadata={"help": "number of clusters; 0: by the best silhouette"})
+    k: int = field(default=0, metadata={"help": "number of clusters; auto (0): by the best silhouette", AUTO: 0})
     most: int = field(default=8, metadata={"help": "the most clusters that the silhouette may choose"})
     radius: int = field(default=0, metadata={"help": "half-width b of the window; 0: a tenth of the image's side"})
     per_class: bool = field(

@@ -52,12 +52,16 @@ class EmbeddingQuestion:
 
 @dataclass(frozen=True)
 class Told:
-    """Whose embeddings came, their bits as read, how probable it is that each holds each class, the usual bits."""
+    """Whose embeddings came, their bits as read, how probable it is that each holds each class, the usual bits.
+
+    `ones` is how probable a 1 is in each of the bits, where it is known.
+    """
 
     ids: list[ClientId]
     bits: Bits
     held: Floats | None = None
     usual: Floats | None = None
+    ones: Floats | None = None
 
 
 def embeddings_told(
@@ -82,6 +86,7 @@ def embeddings_told(
         np.concatenate([bits.reshape(len(there), -1), plain])[order],
         known[order] if flips.mean() <= _MOST_FLIPS else None,
         usual,
+        np.concatenate([found.ones.reshape(len(there), -1), plain])[order],
     )
 
 

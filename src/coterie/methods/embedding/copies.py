@@ -43,10 +43,15 @@ def filled(bits: Bits, held: Bits, copies: int) -> Bits:
 
 @dataclass(frozen=True)
 class ReadBits:
-    """The bits that clients probably have [N, classes, code], and how probable it is that they hold a class [N, C]."""
+    """The bits that clients probably have [N, classes, code], and how probable it is that they hold a class [N, C].
+
+    `ones` is how probable a 1 is in each bit of a class if it is held: a bit that was sent once says less than one of
+    which three copies agree, and two copies that do not agree leave it to what is usual.
+    """
 
     bits: Bits
     held: Floats
+    ones: Floats
 
 
 def usual_bits(sent: Bits, said: Bits, flips: Floats, copies: int) -> Floats:
@@ -61,7 +66,7 @@ def usual_bits(sent: Bits, said: Bits, flips: Floats, copies: int) -> Floats:
         usual = np.clip(np.concatenate([share, _share_that_hold(held)[:, None]], 1), _LEAST, 1 - _LEAST)
         if turn < _PASSES - 1:
             held, odds = _Lattice(sent, said, flips, copies, usual).read()
-            value = 1 / (1 + np.exp(-np.clip(odds, -30, 30)))
+            value = _probable(odds)
     return np.asarray(usual)
 
 
@@ -73,7 +78,12 @@ def read(sent: Bits, said: Bits, flips: Floats, copies: int, usual: Floats) -> R
     """What clients [N, C, L] sent, read by what is usual (`usual_bits`); each client's reading is its own."""
     held, odds = _Lattice(sent, said, flips, copies, usual).read()
     bits = np.where(np.abs(odds) < 1e-6, sent, odds > 0).astype(np.uint8)
-    return ReadBits(bits, held)
+    share = usual[:, :-1]
+    return ReadBits(bits, held, _probable(odds + np.log(share / (1 - share))))
+
+
+def _probable(odds: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-np.clip(odds, -30, 30))))
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ class Embedding(EmbeddingSettings):
         if not told.ids:
             return state
         blocks = self.blocks_of(fed.task)
-        choice = choose(told.bits, blocks, self.rule, min_size=self.min_size, seed=fed.seed, held=told.held)
+        known = {"held": told.held, "ones": told.ones}
+        choice = choose(told.bits, blocks, self.rule, min_size=self.min_size, seed=fed.seed, **known)
         return replace(
             state,
             models=spread(row(state.models, 0), choice.clusters),

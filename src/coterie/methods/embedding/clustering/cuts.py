@@ -19,6 +19,8 @@ class RuleInput:
     seed: int
     held: Floats
     """The probability that a client holds a class, [clients, classes]."""
+    ones: Floats
+    """The probability that a bit is 1, if its class is held, [clients, bits]."""
 
     @property
     def admissible(self) -> list[int]:

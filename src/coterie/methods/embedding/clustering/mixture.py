@@ -38,14 +38,17 @@ def presence(said: Bits, flips: Floats) -> Floats:
     return np.asarray(yes / (yes + no))
 
 
-def groups_by_mixture(bits: Bits, held: Floats, seed: int) -> tuple[Ints, dict[int, float]]:
-    """The group of every row, and the mean benefit of each number of groups that was tried."""
+def groups_by_mixture(ones: Floats, held: Floats, seed: int) -> tuple[Ints, dict[int, float]]:
+    """The group of every row, and the mean benefit of each number of groups that was tried.
+
+    `ones` [N, bits] are bits, or the probabilities that they are 1.
+    """
     with one_thread_everywhere():  # no sum may depend on the number of threads
-        return _groups(bits, held, seed)
+        return _groups(ones, held, seed)
 
 
-def _groups(bits: Bits, held: Floats, seed: int) -> tuple[Ints, dict[int, float]]:
-    x = bits.astype(np.float64).reshape(len(bits), held.shape[1], -1)
+def _groups(ones: Floats, held: Floats, seed: int) -> tuple[Ints, dict[int, float]]:
+    x = ones.astype(np.float64).reshape(len(ones), held.shape[1], -1)
     evidence, most = Evidence.of(x, held), max(min(_MOST_GROUPS, len(x) // 2), 1)
     tried = merged(evidence, likeliest(evidence, most, rng(seed, "mixture")))[::-1]  # from one group to many
     found = [labels for labels in tried if np.bincount(labels).min() >= _FEWEST or not labels.any()]

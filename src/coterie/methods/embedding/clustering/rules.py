@@ -41,13 +41,21 @@ Rule = Callable[[RuleInput], tuple[Ints, dict[int, float]]]
 
 
 def choose(
-    bits: Bits, classes: int, rule: str = "either", *, min_size: int = 0, seed: int = 0, held: Floats | None = None
+    bits: Bits,
+    classes: int,
+    rule: str = "either",
+    *,
+    min_size: int = 0,
+    seed: int = 0,
+    held: Floats | None = None,
+    ones: Floats | None = None,
 ) -> FoundClusters:
     """Cluster clients by their embeddings, [clients, bits], without being told the number of clusters.
 
     `classes` is the number of blocks of equal length that an embedding has. `min_size` is the least size of a cluster
     for the rules that have one; 0 stands for a tenth of the clients (the authors' 10 of 100), at least 2. `held`, the
-    probability that a client holds a class, is for "either" and "mixture"; without it, most are taken to be held.
+    probability that a client holds a class, and `ones`, the probability that a bit is 1, are for "either" and
+    "mixture"; without them, most are taken to be held, and bits to be what they are.
     """
     check_rule(rule)
     if min_size < 0:
@@ -59,7 +67,8 @@ def choose(
     if tree.points < 2 or tree.heights[-1] <= 0:  # one client, or all clients equal
         return FoundClusters(alone, tree, {})
     known = np.full((len(bits), classes), _USUALLY_HELD) if held is None else held
-    request = RuleInput(tree, bits, classes, min_size or max(2, tree.points // 10), seed, known)
+    likely = bits.astype(np.float64) if ones is None else ones
+    request = RuleInput(tree, bits, classes, min_size or max(2, tree.points // 10), seed, known, likely)
     labels, scores = RULES[rule](request)
     return FoundClusters(labels, tree, scores)
 
@@ -81,7 +90,7 @@ def _halves(request: RuleInput) -> tuple[Ints, dict[int, float]]:
 
 
 def _mixture(request: RuleInput) -> tuple[Ints, dict[int, float]]:
-    return groups_by_mixture(request.bits, request.held, request.seed)
+    return groups_by_mixture(request.ones, request.held, request.seed)
 
 
 def _either(request: RuleInput) -> tuple[Ints, dict[int, float]]:

@@ -21,6 +21,7 @@ _SHARED, _OWN = 0.2, 0.3
 """The shares of a bit's variance that groups make: in all classes alike, and in one; the rest is noise."""
 _LEAST_VARIANCE = 0.08
 _MOVES = 10
+_TINY = 1e-12
 _CONCENTRATION = 1.0
 """Of the Dirichlet prior of the groups' sizes, for all groups together: small, so that few of them are used."""
 
@@ -37,10 +38,14 @@ class Evidence:
 
     @classmethod
     def of(cls, x: Floats, held: Floats) -> Evidence:
-        """Of bits [N, C, L], by how probable it is that a class is held."""
+        """Of bits, or the probabilities that they are 1, [N, C, L], by how probable it is that a class is held.
+
+        Probabilities vary less than the bits that they stand for; all are taken to do so by the same factor.
+        """
         weight = held[:, :, None]
         mean = ((x * weight).sum(0) + 1) / (weight.sum(0) + 2)
-        variance = np.maximum(mean * (1 - mean), _LEAST_VARIANCE)
+        less = (weight * (x - mean) ** 2).sum() / max((weight * (np.rint(x) - mean) ** 2).sum(), _TINY)
+        variance = np.maximum(mean * (1 - mean), _LEAST_VARIANCE) * (less or 1.0)
         noise = (1 - _SHARED - _OWN) * variance
         return cls((x - mean) * weight, held, _OWN * variance, _SHARED * variance.mean(0), noise)
 
