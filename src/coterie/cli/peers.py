@@ -68,11 +68,11 @@ def peer(
     settings = from_tables(read_tables(config))
     options = peering.PeerOptions(peers, patience, PeerPace(not free, timeout), max_megabytes * MEGABYTE)
     addresses.zenoh.init_log_from_env_or("error")
-    begin_between_peers()
     if name:
         folder = out or place(Path("runs"), f"peer-{check_name(name, '--name')}")
         security = None if certs is None else addresses.PeerSecurity.of(certs)
         address = addresses.Address(listen, tuple(listed(seeds)), security)
+        begin_between_peers()
         with service(_STOPPED), watched(settings, folder) as view:
             peering.run_peer(settings, name, data, address, folder, options, view=view)
         return
@@ -83,6 +83,7 @@ def peer(
     security = None if hosted.security is None else hosted.security[first]  # mTLS asks for any of the CA
     address = addresses.Address(listen, tuple(listed(seeds)), security)
     folder = out or place(Path("runs"), f"peers-{first}")
+    begin_between_peers()
     with service(_STOPPED):
         _show(hosting.run_peers(settings, hosted, address, folder, options, view=_told()), folder)
 

@@ -175,9 +175,9 @@ class PeerConnection:
 
     def _answer(self, wanted: Wanted, answer: bytes | None) -> None:
         if answer is not None:
-            wanted.reply(answer)
             with self._lock:
-                self.sent += len(answer)
+                self.sent += len(answer)  # before it is there: who has it may end the run
+            wanted.reply(answer)
         wanted.end()
 
     def offer(self, round: int, answers: Mapping[Kind, bytes], *, latest_is_fine: bool) -> None:

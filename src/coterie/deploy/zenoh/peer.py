@@ -161,7 +161,9 @@ class Deployed(RoundMethod[PeerState]):
             inbox = heard = met.models("change" if bool(request.starts.any()) else "model", keys)
             after, chosen = method.select(c, node, inbox, method.measure(c, node, inbox))
         model = aggregate(inbox, chosen, c.task.row_math, method.aggregate)
-        model = method.restarted(model, after, fed.task.init(fed.seed))
+        back = method.restarts(after)
+        if back is not None and bool(back.any()):
+            model = method.restarted(model, after, fed.task.init(fed.seed))
         answers = int(inbox.mask.sum())
         log: Log = {"others": len(there.names) - 1, "answers": answers, "aggregated": int(chosen.sum())}
         known = _learnt(state.known, heard, c.ids[0])
