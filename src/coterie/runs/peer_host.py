@@ -148,7 +148,7 @@ class _Crew:
         try:
             with self._turns.taken(), seat.folder.starting(seat.resume):
                 spec: RunSpec = self._agreement.specs[seat.name]
-                view = Views(_OneOfMany(self, seat.name))
+                view = Views(_OnePeer(self, seat.name))
                 seat.run(spec, self._task(spec), self._options, self._agreement.noticed, view)
         except Exception as error:
             self._failed[seat.name] = error
@@ -166,7 +166,7 @@ class _Crew:
             self._note(f"{name}: {text}")
 
 
-class _OneOfMany(SilentView):
+class _OnePeer(SilentView):
     """Follows one peer of several."""
 
     def __init__(self, crew: _Crew, name: ClientId) -> None:

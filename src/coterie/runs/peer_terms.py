@@ -27,7 +27,7 @@ _COMMON = ("shape", "classes", "normalise", "class_names", "columns", "task", "t
 _DATA = ("shape", "classes", "class_names", "task")
 
 
-class Network(Protocol):
+class Askable(Protocol):
     """Where other peers are asked."""
 
     def hellos(self, names: Sequence[ClientId]) -> dict[ClientId, Hello]:
@@ -52,7 +52,7 @@ class FittingPeers:
     def __init__(
         self,
         config: RunConfig,
-        network: Network,
+        network: Askable,
         own: Mapping[ClientId, Hello],
         note: Note,
         leave: Callable[[ClientId, str], None],
@@ -114,7 +114,7 @@ class FittingPeers:
 
 
 def run_specs(
-    config: RunConfig, network: Network, everyone: set[ClientId], own: Mapping[ClientId, Hello], note: Note
+    config: RunConfig, network: Askable, everyone: set[ClientId], own: Mapping[ClientId, Hello], note: Note
 ) -> tuple[dict[ClientId, RunSpec], dict[ClientId, CoterieError]]:
     """What this configuration says, with the classes and the normalisation of the network, for each peer of this
     process; and who of them cannot take part in that.
@@ -171,7 +171,7 @@ def most_told(said: Counter[RunSpec], own: Hello) -> RunSpec | None:
     return min(tied.values(), key=lambda spec: (abs(spec.classes - own.classes), repr(_common(spec))))
 
 
-def believed(config: RunConfig, network: Network, others: Sequence[ClientId], note: Note) -> Counter[RunSpec]:
+def believed(config: RunConfig, network: Askable, others: Sequence[ClientId], note: Note) -> Counter[RunSpec]:
     """What others say that the run is about, as far as it fits our own configuration, and how many say so."""
     said: Counter[RunSpec] = Counter()
     understood = cache(lambda text: _understood(config, text))

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 from coterie.core.errors import CoterieError
-from coterie.core.interrupts import raise_if_interrupted
+from coterie.core.interrupts import pause, raise_if_interrupted
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
 from coterie.deploy.boundary import LATEST, whole_number
@@ -27,7 +27,7 @@ from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.session import PeerSession
 from coterie.deploy.zenoh.signing import Identity
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _NEXT_SECONDS = 0.5, 0.1
 _HISTORY = 64  # answers of so many rounds are kept for peers that are behind
 _MOST_WAITING = 4096
 _SOON = 2
@@ -121,12 +121,17 @@ class PeerConnection:
         return self.session.presence.give_up(name)
 
     def linger(self, round: int, seconds: float) -> None:
-        """Stay to answer those who have not come to a round, the end, as long as anybody makes progress."""
+        """Stay to answer those who have not come to a round, the end, as long as anybody makes progress.
+
+        Who has not begun, as far as is known, is waited for too: at their own pace, peers may be far apart.
+        """
         self.announce(round)
         presence, moved = self.session.presence, time.monotonic()
         seen = presence.moves
         with self.session.turns.let_on():
-            while time.monotonic() - moved < seconds and not presence.wait(round, min(_LOOK_SECONDS, seconds)):
+            while presence.lowest() < round and time.monotonic() - moved < seconds:
+                if presence.wait(round, _LOOK_SECONDS):
+                    pause(_NEXT_SECONDS)
                 raise_if_interrupted()
                 if presence.moves != seen:
                     seen, moved = presence.moves, time.monotonic()
