@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import haiku as hk
-import jax
-import numpy as np
-
-jax.tree_map = jax.tree_util.tree_map  # fedjax 0.0.17 still calls it so; newer versions of jax have it only here
+import benchmarks.peer_scripts.with_tree_map  # noqa: F401 - before the library
 
 # isort: split
 import fedjax
+import haiku as hk
+import jax
+import numpy as np
 from fedjax.algorithms import fed_avg
 
 from benchmarks.peer_scripts import work

@@ -111,8 +111,8 @@ def test_peers_of_two_processes_end_as_simulated_ones(
     assert sum(result.bytes_up for result in results) == alone.bytes_down
     assert any("all peers have finished round 4 of 4" in text for text in street.heard)
     assert sum("local training by" in text for text in street.heard) == len(HOUSES), "what all say is said once"
+    own = clients_data(tmp_path / "run.toml", HOUSES[0])
     with pytest.raises(CoterieError, match="is finished; choose another --out"):
-        own = clients_data(tmp_path / "run.toml", HOUSES[0])
         run_peers(config, Hosted(own), Address("127.0.0.1:1"), tmp_path / "house-0", PeerOptions())
 
 
