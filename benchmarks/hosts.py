@@ -22,7 +22,7 @@ from coterie.runs.folder import home_of
 from coterie.runs.records import METRICS_FILE, RESULT_FILE
 
 SIZES = (64, 250, 500, 1000)
-ROUNDS = 6
+ROUNDS = 5
 LONG = 3600.0
 LOOK = 0.1
 RUN = """
