@@ -16,7 +16,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,7 +130,8 @@ def run(
         raise
     lines = [line for line in output.splitlines() if line.startswith('{"version"')]
     if process.returncode or not lines:
-        raise RunFailedError((errors.strip() or output.strip() or "no output").splitlines()[-1])
+        said = [line for line in (errors.strip() or output.strip() or "no output").splitlines() if line.strip(" =")]
+        raise RunFailedError(said[-1])
     found = json.loads(lines[-1])
     wanted = work.Job(model).steps * (rounds + 1)
     if found["steps"] != wanted:
@@ -148,8 +149,12 @@ def measure(
     turns: int,
     limit: float,
     console: Console,
+    keep: Callable[[Sequence[Row]], None],
 ) -> list[Row]:
-    """All rows. Coterie runs again before each library, so that ratios compare neighbours in time."""
+    """All rows. Coterie runs again before each library, so that ratios compare neighbours in time.
+
+    What there is after each library is kept.
+    """
     rows = [
         Row(model, library.name, setting.name)
         for model in models
@@ -173,6 +178,7 @@ def measure(
                     row.seconds.append(seconds)
                     if own is not None:
                         row.ratios.append(seconds / own)
+                keep(rows)
         load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
         console.print(f"turn {turn + 1} of {turns} is over; load {load}", highlight=False)
     for model in models:
@@ -224,11 +230,16 @@ def main() -> None:
             console.print(f"{library.name} is skipped: there is no {library.python(options.venvs)}.", highlight=False)
     if not peers:
         parser.error(f"{options.venvs} has no environment; see docs/performance.md for how to make them.")
-    rows = measure(peers, models, options.venvs.absolute(), options.rounds, options.turns, options.limit, console)
-    show(rows, console)
-    found = {"machine": machine(), "rows": [vars(row) | {"median": row.median, "ratio": row.ratio} for row in rows]}
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(found, indent=1))
+
+    def keep(rows: Sequence[Row]) -> None:
+        found = [vars(row) | {"median": row.median, "ratio": row.ratio} for row in rows]
+        options.json.write_text(json.dumps({"machine": machine(), "rows": found}, indent=1))
+
+    environments = options.venvs.absolute()
+    rows = measure(peers, models, environments, options.rounds, options.turns, options.limit, console, keep)
+    show(rows, console)
+    keep(rows)
     console.print(f"JSON: {options.json}", highlight=False)
 
 
