@@ -294,5 +294,7 @@ def test_a_process_of_several_peers_is_killed_and_the_others_go_on(houses: House
     for command in (back, right, alone):
         command.signal(signal.SIGINT)
     for command in (back, right, alone):
-        assert "nothing is lost" in command.ends(130)
+        said = command.ends(130)
+        assert "nothing is lost" in said
+        assert "Stopped after 0 of" not in said
     assert {path.name for path in (houses.folder / "left" / "peers").iterdir()} == {"0", "1", "2"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from coterie.runs.records import CONFIG_FILE, RESULT_FILE
 from coterie.runs.result import Result
 from coterie.runs.view import SilentView, View, Views
 
+_log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.1
 _LAST_SECONDS = 120.0
 
@@ -64,29 +66,39 @@ def run_peers(
     """
     views = Views(view)
     peer_method(config)
-    identities = {name: own.identity(name) for name, own in (hosted.security or {}).items()}
     resume = (out / CONFIG_FILE).is_file()
     if (out / RESULT_FILE).is_file():
         raise CoterieError(f"The run in {out} is finished; choose another --out.")
     folder = RunFolder.reopen(out, RunKind.HOST) if resume else RunFolder.create(out, config.to_toml(), RunKind.HOST)
-    with ExitStack() as open_:
-        open_.enter_context(folder.starting(resume))
+    with folder.starting(resume):
         seats = [
             Seat(config, name, own, home_of(out, name))
             for name, own in hosted.theirs.items()
             if not (home_of(out, name) / RESULT_FILE).is_file()  # it is done, and the others go on
         ]
-        turns = Turns(hosted.workers)
-        session = open_.enter_context(
-            closing(PeerSession(network_of(config), address, options.limit, views.note, turns))
-        )
-        views.note(f"{len(seats)} peers listen at {address.listen}; waiting for {options.peers} peers")
+        if seats:
+            _take_part(config, hosted, seats, address, folder, options, views.note)
+    return together(config, folder, list(hosted.theirs), views)
+
+
+def _take_part(
+    config: RunConfig,
+    hosted: Hosted,
+    seats: Sequence[Seat],
+    address: Address,
+    folder: RunFolder,
+    options: PeerOptions,
+    note: Note,
+) -> None:
+    identities = {name: own.identity(name) for name, own in (hosted.security or {}).items()}
+    turns = Turns(hosted.workers)
+    with closing(PeerSession(network_of(config), address, options.limit, note, turns)) as session:
+        note(f"{len(seats)} peers listen at {address.listen}; waiting for {options.peers} peers")
         with ExitStack() as starting:
             for seat in seats:
                 starting.enter_context(seat.folder.starting(seat.resume))
             agreement = gather(config, session, seats, identities, options)
-        _Crew(config, hosted, seats, agreement, options, turns, views.note).work(folder)
-    return together(config, folder, list(hosted.theirs), views)
+        _Crew(config, hosted, seats, agreement, options, turns, note).work(folder)
 
 
 class _Crew:
@@ -140,8 +152,8 @@ class _Crew:
 
     @property
     def _lowest(self) -> int:
-        going = [reached for name, reached in self._rounds.items() if name not in self._failed]
-        return min(going, default=0)
+        lost = {name for name, error in self._failed.items() if not isinstance(error, Interrupted)}
+        return min((reached for name, reached in self._rounds.items() if name not in lost), default=0)
 
     def _run(self, seat: Seat) -> None:
         use_one_thread()
@@ -150,7 +162,10 @@ class _Crew:
                 spec: RunSpec = self._agreement.specs[seat.name]
                 view = Views(_OnePeer(self, seat.name))
                 seat.run(spec, self._task(spec), self._options, self._agreement.noticed, view)
+        except KeyboardInterrupt:  # before its first round
+            self._failed[seat.name] = Interrupted("Stopped before the first round")
         except Exception as error:
+            _log.debug("%s failed", seat.name, exc_info=True)
             self._failed[seat.name] = error
         finally:
             seat.leave()
