@@ -20,8 +20,8 @@ class Clients(FedDataset):
 
     def __init__(self, images: work.Images) -> None:
         super().__init__()
-        self.num = work.CLIENTS
-        self._parts = [TensorDataset(*images.client(index)) for index in range(work.CLIENTS)]
+        self.num = len(images.y)
+        self._parts = [TensorDataset(*images.client(index)) for index in range(self.num)]
 
     def get_dataloader(self, id: int, batch_size: int, type: str = "train") -> DataLoader[tuple[object, ...]]:
         """One client's batches; fetching them whole is several times faster than sample by sample."""
@@ -44,14 +44,14 @@ class Pipeline(StandalonePipeline):
 def main() -> None:
     """Run the rounds and report."""
     options = work.options()
-    images = work.float_images()
-    network = work.network(options.model)
+    job = work.Job(options.model)
+    images, network = job.ready(), job.network()
     before = work.judge(network, images)
-    trainer = SGDSerialClientTrainer(network, work.CLIENTS)
+    trainer = SGDSerialClientTrainer(network, job.clients)
     trainer.setup_dataset(Clients(images))
-    trainer.setup_optim(epochs=1, batch_size=work.BATCH, lr=work.RATE)
+    trainer.setup_optim(epochs=1, batch_size=job.batch, lr=job.rate)
     trainer.criterion = work.CountedLoss()
-    handler = SyncServerHandler(network, options.rounds + 1, work.SAMPLED / work.CLIENTS)
+    handler = SyncServerHandler(network, options.rounds + 1, job.share)
     pipeline = Pipeline(handler, trainer)
     pipeline.main()
     work.report("fedlab", pipeline.times, work.CountedLoss.steps, before, work.judge(handler.model, images))

@@ -16,13 +16,13 @@ app = ClientApp()
 
 
 @cache
-def _images() -> work.Images:
-    return work.float_images()
+def _images(model: str) -> work.Images:
+    return work.Job(model).ready()
 
 
 @cache
 def _network(model: str) -> nn.Sequential:
-    return work.network(model)
+    return work.Job(model).network()
 
 
 @app.train()
@@ -33,13 +33,13 @@ def train(message: Message, context: Context) -> Message:
     assert isinstance(model, str)
     assert isinstance(threads, int)
     torch.set_num_threads(threads)
-    network = _network(model)
+    job, network = work.Job(model), _network(model)
     network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     network.train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=work.RATE)
+    optimiser = torch.optim.SGD(network.parameters(), lr=job.rate)
     criterion, already = work.CountedLoss(), work.CountedLoss.steps
-    x, y = _images().client(int(context.node_config["partition-id"]))
-    for picked in torch.randperm(len(y)).split(work.BATCH):
+    x, y = _images(model).client(int(context.node_config["partition-id"]))
+    for picked in torch.randperm(len(y)).split(job.batch):
         optimiser.zero_grad()
         criterion(network(x[picked]), y[picked]).backward()
         optimiser.step()

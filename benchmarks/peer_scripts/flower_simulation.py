@@ -21,13 +21,13 @@ from benchmarks.peer_scripts import flower_client, work
 class Clocked(FedAvg):
     """Flower's FedAvg that notes when each round ends and how many steps its clients took."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: work.Job) -> None:
         # without these minima the first round begins as soon as the first clients have registered
         super().__init__(
-            fraction_train=work.SAMPLED / work.CLIENTS,
+            fraction_train=job.share,
             fraction_evaluate=0.0,
-            min_train_nodes=work.SAMPLED,
-            min_available_nodes=work.CLIENTS,
+            min_train_nodes=job.sampled,
+            min_available_nodes=job.clients,
         )
         self.times: list[work.Instant] = []
         self.steps = 0
@@ -50,8 +50,9 @@ def main() -> None:
     """Run the rounds and report."""
     options = work.options()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    network = work.network(options.model)
-    strategy, server = Clocked(), ServerApp()
+    job = work.Job(options.model)
+    network = job.network()
+    strategy, server = Clocked(job), ServerApp()
 
     @server.main()
     def rounds(grid: Grid, context: Context) -> None:  # noqa: ARG001 - Flower's signature
@@ -63,17 +64,17 @@ def main() -> None:
         )
         trained.load_state_dict(result.arrays.to_torch_state_dict())
 
-    trained = work.network(options.model)
+    trained = job.network()
     run_simulation(
         server_app=server,
         client_app=flower_client.app,
-        num_supernodes=work.CLIENTS,
+        num_supernodes=job.clients,
         backend_config={
             "init_args": {"num_cpus": options.workers, "include_dashboard": False, "log_to_driver": False},
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         },
     )
-    images = work.float_images()
+    images = job.ready()
     work.report("flwr", strategy.times, strategy.steps, work.judge(network, images), work.judge(trained, images))
 
 

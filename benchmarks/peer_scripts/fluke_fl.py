@@ -30,32 +30,32 @@ class Clock(FederationObserver):
 def main() -> None:
     """Run the rounds and report."""
     options = work.options()
-    images = work.float_images()
-    network = work.network(options.model)
+    job = work.Job(options.model)
+    images, network = job.ready(), job.network()
     before = work.judge(network, images)
     environment: Any = FlukeENV()
     environment.set_seed(0)
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
     loaders = [
-        FastDataLoader(*images.client(index), num_labels=work.CLASSES, batch_size=work.BATCH, shuffle=True)
-        for index in range(work.CLIENTS)
+        FastDataLoader(*images.client(index), num_labels=job.classes, batch_size=job.batch, shuffle=True)
+        for index in range(job.clients)
     ]
-    data = DummyDataContainer(loaders, [None] * work.CLIENTS, None, work.CLASSES)
+    data = DummyDataContainer(loaders, [None] * job.clients, None, job.classes)
     settings = DDict(
         model=network,
         client=DDict(
-            batch_size=work.BATCH,
+            batch_size=job.batch,
             local_epochs=1,
             loss=work.CountedLoss,
-            optimizer=DDict(name="SGD", lr=work.RATE),
+            optimizer=DDict(name="SGD", lr=job.rate),
             scheduler=DDict(name="StepLR", step_size=1, gamma=1),
         ),
         server=DDict(weighted=True),
     )
-    federation = FedAVG(work.CLIENTS, DataSplitter(data), settings)
+    federation = FedAVG(job.clients, DataSplitter(data), settings)
     clock = Clock()
     federation.set_callbacks([clock])
-    federation.run(options.rounds + 1, work.SAMPLED / work.CLIENTS)
+    federation.run(options.rounds + 1, job.share)
     work.report("fluke-fl", clock.times, work.CountedLoss.steps, before, work.judge(federation.server.model, images))
 
 

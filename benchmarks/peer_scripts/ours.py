@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.peer_scripts import work
 from coterie.core.compiled import Refusal
@@ -21,10 +21,7 @@ class Clients:
     def __init__(self, job: work.Job) -> None:
         images = job.raw()
         parts = [Samples(*images.client(index)) for index in range(job.clients)]
-        self.shape: tuple[int, ...] = (1, 28, 28)
-        self.classes = work.CLASSES
-        if job.case:
-            self.shape, self.classes = job.case.shape, job.case.classes
+        self.shape, self.classes = job.shape, job.classes
         self.normalise = Normalise((0.5,), (0.5,), 1 / 255) if images.x.dtype is torch.uint8 else Normalise()
         self._data = {f"{i:03d}": ClientData(part, Samples(part.x[:1], part.y[:1])) for i, part in enumerate(parts)}
         self.ids = tuple(self._data)
@@ -60,9 +57,8 @@ def main() -> None:
     options = work.options()
     job = work.Job(options.model)
     clients = Clients(job)
-    method = FedAvg(epochs=1, batch=job.batch, lr=job.rate, momentum=0.0, fraction=job.sampled / job.clients)
-    torch.manual_seed(0)
-    network = nn.Sequential(*job.layers())
+    method = FedAvg(epochs=1, batch=job.batch, lr=job.rate, momentum=0.0, fraction=job.share)
+    network = job.network()
     task = Task.of(network, clients)
     if isinstance(task.compiled, Refusal) and not job.case:
         raise SystemExit(f"No kernel: {task.compiled.reason}")
@@ -74,7 +70,7 @@ def main() -> None:
         federation.commit()
         times.append(work.now())
     federation.close()
-    steps = 0 if job.case else counted_steps(method, task, clients) * len(times)
+    steps = counted_steps(method, task, clients) * len(times)
     images = job.ready()
     before = work.judge(network, images)
     network.load_state_dict(state.model)
