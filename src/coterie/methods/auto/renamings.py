@@ -17,7 +17,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from coterie.core.federation import Federation
@@ -70,6 +69,8 @@ def renaming(own: Means, other: Means) -> list[int] | None:
     times what they do in the other: 0 in the mean where that is chance alone. Classes that are not known to either
     have the names that are left. Groups without any other name are not joined, for something else told them apart.
     """
+    from scipy.optimize import linear_sum_assignment
+
     classes = own.shape[1]
     here, there = (np.flatnonzero(np.isfinite(each).all((0, 2))) for each in (own, other))
     if min(len(here), len(there)) < max(_FEWEST, _SHARE * classes):
@@ -133,7 +134,8 @@ def settled(old: Groups, state: Groups, fed: Federation) -> Groups:
     """
     if state.clear == old.clear and state.looks is old.looks and state.cluster == old.cluster:
         return state
-    renamed, heads = found(state, fed), rows_of_classes(fed.task)
+    renamed = found(state, fed)
+    heads = rows_of_classes(fed.task) if renamed else []
     if renamed == state.renamed:
         return replace(state, models=handed_back(state, state.models, heads, renamed))
     paces = dict(state.paces)
