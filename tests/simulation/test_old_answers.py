@@ -15,7 +15,6 @@ from coterie.core.rng import rng
 from coterie.core.states import row
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
-from coterie.deploy.presence import Roster
 from coterie.deploy.zenoh.connection import Kind
 from coterie.deploy.zenoh.federation import PeerFederation
 from coterie.deploy.zenoh.peer import Deployed, PeerPace, PeerState
@@ -56,8 +55,8 @@ class Mailbox:
     def __init__(self, name: str, ids: Sequence[str], offers: Offers, late: bool) -> None:
         self.name, self.ids, self.offers, self.late, self.open = name, ids, offers, late, False
 
-    def roster(self, round: int) -> Roster:
-        return Roster(tuple(sorted(self.ids)))
+    def progress(self) -> dict[str, int]:
+        return {name: 0 for name in self.ids if name != self.name}
 
     def offer(self, round: int, answers: Mapping[Kind, bytes], *, latest_is_fine: bool) -> None:
         assert latest_is_fine
