@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from coterie.core.states import State
 from coterie.core.task import Task
+
+_ROWS_OF_CLASSES: WeakKeyDictionary[Task, list[str]] = WeakKeyDictionary()
 
 
 def weight_matrices(task: Task) -> list[str]:
@@ -49,10 +52,14 @@ def rows_of_classes(task: Task) -> list[str]:
 
     That is tried out: a network whose rows are moved on by one must answer as before, each answer moved on by one. The
     weights are disturbed for it, for what begins with zeros or ones (a bias, a norm of the answers) will not stay so.
-    A network that does not take numbers between 0 and 1 has no such rows.
+    A network that does not take numbers between 0 and 1 has no such rows. It is found out once for a task.
     """
-    if not task.has_classes:
-        return []
+    if task not in _ROWS_OF_CLASSES:
+        _ROWS_OF_CLASSES[task] = _tried_out(task) if task.has_classes else []
+    return _ROWS_OF_CLASSES[task]
+
+
+def _tried_out(task: Task) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     state = task.init(0)
     for name, tensor in state.items():
