@@ -64,6 +64,7 @@ def torch_train(
     mu: float = 0.0,
     anchor: Tensor | None = None,
     correction: Tensor | None = None,
+    trained: Tensor | None = None,
     eps: float = 1e-8,
 ) -> tuple[Tensor, float]:
     """What `Net.train` does, by autograd and torch.optim."""
@@ -90,7 +91,11 @@ def torch_train(
                     parameter.grad += correction[here].view_as(parameter)
                 if anchor is not None and mu:
                     parameter.grad += mu * (parameter.detach() - anchor[here].view_as(parameter))
+            before = flat(module)
             opt.step()
+            if trained is not None:
+                kept = torch.where(trained != 0, flat(module), before)
+                nn.utils.vector_to_parameters(kept, parameters)
             total += float(loss.detach()) * len(index)
     return flat(module), total / order.numel()
 
@@ -121,6 +126,7 @@ def assert_trains_alike(library: Library, module: nn.Module, x: Tensor, batch: i
         {},
         {"momentum": 0.9},
         {"momentum": 0.9, "weight_decay": 0.01, "mu": 0.1, "anchor": start + pull, "correction": pull},
+        {"momentum": 0.9, "trained": (pull > 0).double()},
         {"optimiser": "adam", "eps": 0.01},  # with the usual 1e-8 rounding noise grows by a million
     ]
     for way in ways:

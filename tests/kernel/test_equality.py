@@ -57,6 +57,8 @@ def test_training_equals_torch(network: tuple[nn.Sequential, tuple[int, ...]], d
     options["anchor"] = _random_weights(net.size, 2)
     if data.draw(st.booleans()):
         options["correction"] = _random_weights(net.size, 3)
+    if data.draw(st.booleans()):
+        options["trained"] = (_random_weights(net.size, 6) > 0).double()
 
     expected, expected_loss = torch_train(module, start, x, y, order, **options)
     found = start.clone()
@@ -73,6 +75,27 @@ def test_training_equals_torch(network: tuple[nn.Sequential, tuple[int, ...]], d
         _assert_equal(value, loss_of(out, x, y))
         _assert_equal(output, out.softmax(1) if loss == "cross_entropy" else out)
         assert accuracy.isnan() if loss == "mse" else accuracy == (out.argmax(1) == y).double().mean()
+
+
+def test_a_gradient_that_is_not_finite_does_not_reach_weights_that_stay() -> None:
+    """Zero times infinity is not zero: what stays is chosen, not multiplied."""
+    net = planned(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).double(), (6,), "mse")
+    start, x = _random_weights(net.size, 5), torch.full((4, 6), 1e200, dtype=torch.float64)
+    trained = torch.zeros(net.size, dtype=torch.float64)
+    trained[-2:] = 1
+    found = start.clone()
+    net.train(
+        found,
+        x,
+        torch.full((4, 2), 1e300, dtype=torch.float64),
+        torch.arange(4),
+        epochs=1,
+        batch=4,
+        lr=1e200,
+        trained=trained,
+    )
+    assert torch.equal(found[:-2], start[:-2])
+    assert not found[-2:].isfinite().all()
 
 
 def test_adam_with_its_usual_eps_equals_torch_where_no_gradient_is_near_zero() -> None:

@@ -54,12 +54,12 @@ def _cohort(task: Task, count: int, clients: int = 2) -> Cohort:
     return Cohort(ids=ids, data=tuple(ClientData(part, part) for part in data), task=task, seed=5, round=3)
 
 
-def _trained(task: Task, count: int, opt: Optimiser, **options: Stack | float) -> tuple[Cohort, Stack]:
+def _trained(task: Task, count: int, opt: Optimiser, **options: Any) -> tuple[Cohort, Stack]:
     cohort = _cohort(task, count)
-    return cohort, local_sgd(cohort, stack([task.init(0), task.init(1)]), opt, **options)  # type: ignore[arg-type]
+    return cohort, local_sgd(cohort, stack([task.init(0), task.init(1)]), opt, **options)
 
 
-def _assert_alike(task: Task, count: int, opt: Optimiser, **options: Stack | float) -> None:
+def _assert_alike(task: Task, count: int, opt: Optimiser, **options: Any) -> None:
     """Training, its losses, and three kinds of evaluation of what was trained, by both paths."""
     assert not isinstance(task.compiled, Refusal), task.compiled
     by_torch = replace(task, use_kernel=False)
@@ -125,6 +125,20 @@ def test_both_paths_compute_the_same(name: str, samples: int, batch: int) -> Non
     learnt = {each: 0.01 * anchor[each] for each in task.parameters}
     opt = Optimiser(epochs=2, batch=batch, lr=0.02, momentum=0.9, weight_decay=0.01)
     _assert_alike(task, samples, opt, prox=anchor, mu=0.1, correction=learnt)
+
+
+@pytest.mark.parametrize("name", _networks())
+def test_both_paths_train_a_part_alike(name: str) -> None:
+    """Statistics of BatchNorm are renewed in all layers, as torch does, since the whole network is run."""
+    task = Task(_networks()[name], _SHAPE, 4, _SCALED, dtype=torch.float64)
+    opt = Optimiser(epochs=2, batch=6, lr=0.02, momentum=0.9)
+    head = [each for each in task.parameters if each.rpartition(".")[0] == task.parameters[-1].rpartition(".")[0]]
+    for only in (head, [each for each in task.parameters if each not in head], []):
+        _assert_alike(task, 12, opt, only=only)
+        _, found = _trained(task, 12, opt, only=only)
+        moved = {each for each in task.parameters if not torch.equal(found[each][0], task.init(0)[each])}
+        assert moved <= set(only)
+        assert bool(moved) == bool(only)
 
 
 def test_adam_and_squared_errors() -> None:

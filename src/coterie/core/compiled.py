@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,7 @@ class Compiled(Protocol):
         mu: float = 0.0,
         prox: Stack | None = None,
         correction: Stack | None = None,
+        only: Collection[str] | None = None,
     ) -> tuple[Stack, dict[int, float]]:
         """Train every client from its row of `start`; see `local_sgd`. `order(i)` holds client i's sample numbers,
         from `generator(i)` its layers draw.

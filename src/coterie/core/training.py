@@ -40,14 +40,13 @@ def local_sgd(
 
     Each step uses the gradient g + correction + mu (w - prox), then weight decay, momentum and the learning rate as
     torch.optim.SGD or Adam do. `prox` and `correction` have one row per client and entries for the parameters. With
-    `only`, the parameters of these names are trained and the others stay, by torch alone. Two trainings of a client in
-    one round draw different batches and layers if their `purpose` differs.
+    `only`, the parameters of these names are trained and the others stay. Two trainings of a client in one round
+    draw different batches and layers if their `purpose` differs.
 
     The mean loss over the samples that each client saw goes into `c.losses`, unless the purpose is another than `MAIN`.
     """
     compiled = c.task.compiled
-    whole = only is None or set(only) >= set(c.task.parameters)
-    if whole and not isinstance(compiled, Refusal) and all(compiled.takes(client.train.extra) for client in c.data):
+    if not isinstance(compiled, Refusal) and all(compiled.takes(client.train.extra) for client in c.data):
         trained, losses = compiled.train(
             start,
             [client.train for client in c.data],
@@ -58,6 +57,7 @@ def local_sgd(
             mu=mu,
             prox=prox,
             correction=correction,
+            only=only,
         )
     else:
         trained, losses = _by_torch(c, start, opt, Extra(prox, mu, correction), only, purpose)

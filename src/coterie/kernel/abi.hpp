@@ -37,6 +37,7 @@ struct TrainCall {
     void* weights;           // flat, torch's order, updated in place
     const void* anchor;      // start of the prox term, or null
     const void* correction;  // added to every gradient, or null
+    const void* trained;     // 0 for weights that stay as they are, 1 for the others; or null: all are trained
     const int64_t* order;    // [epochs][per_epoch] sample numbers
     const uint8_t* masks;    // [samples of all epochs][dropped values], in the order of masks.hpp; null without dropout
     int64_t epochs, per_epoch, batch, block_bytes;

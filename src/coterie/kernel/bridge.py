@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,6 +62,7 @@ class KernelTask:
         mu: float = 0.0,
         prox: Stack | None = None,
         correction: Stack | None = None,
+        only: Collection[str] | None = None,
     ) -> tuple[Stack, dict[int, float]]:
         """Every client in one call of the kernel each, in place on a fresh matrix of models."""
         net, weights = self.net, vectors(self.net, start)
@@ -70,6 +71,7 @@ class KernelTask:
         steps = [0] * len(clients)
         anchors = vectors(net, prox) if prox is not None and mu else None
         pulls = vectors(net, correction) if correction is not None else None
+        chosen = None if only is None else _chosen(net, start, only)
         losses: dict[int, float] = {}
         for index, samples in enumerate(clients):
             if len(samples) < smallest or not opt.epochs:
@@ -90,6 +92,7 @@ class KernelTask:
                 mu=mu if anchors is not None else 0.0,
                 anchor=anchors[index] if anchors is not None else None,
                 correction=pulls[index] if pulls is not None else None,
+                trained=chosen,
                 **self._scaling(samples),
                 route=route,
                 masks=masks(net, partial(generator, index), len(samples), opt.epochs, batch, self.dtype, smallest),
@@ -155,6 +158,12 @@ def vectors(net: Net, models: Stack) -> Tensor:
     parts = [models[name].reshape(rows, -1) for name in (*net.parameters, *net.buffers) if name in models]
     missing = net.size - sum(part.shape[1] for part in parts)
     return torch.cat([*parts, *([parts[0].new_zeros(rows, missing)] if missing else [])], dim=1)
+
+
+def _chosen(net: Net, models: Stack, only: Collection[str]) -> Tensor:
+    """1 for the parameters of these names, 0 for the others, in the kernel's order."""
+    entries = {name: torch.full_like(models[name][:1], name in only) for name in net.parameters}
+    return vectors(net, entries)[0]
 
 
 def models_of(net: Net, matrix: Tensor, like: Stack) -> Stack:

@@ -73,7 +73,7 @@ class TrainCall(Structure):
 
     _fields_: ClassVar = [
         *[("network", NetworkCall), ("data", DataCall)],
-        *[(name, c_void_p) for name in ("weights", "anchor", "correction", "order", "masks")],
+        *[(name, c_void_p) for name in ("weights", "anchor", "correction", "trained", "order", "masks")],
         *[(name, c_int64) for name in ("epochs", "per_epoch", "batch", "block_bytes", "smallest", "rule")],
         *[(name, c_double) for name in ("lr", "momentum", "weight_decay", "mu", "beta1", "beta2", "eps", "mean_loss")],
     ]

@@ -78,6 +78,7 @@ class Net:
         mu: float = 0.0,
         anchor: Tensor | None = None,
         correction: Tensor | None = None,
+        trained: Tensor | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         mean: Sequence[float] = (0.0,),
@@ -90,13 +91,14 @@ class Net:
         """Train the flat `weights` in place, as torch's optimiser would; returns the mean loss over the samples seen.
 
         `order` holds the sample numbers of all epochs one after the other; a batch never crosses an epoch. `anchor`
-        and `mu` give the prox term, `correction` is added to every gradient. `x` is of the weights' type, or uint8;
+        and `mu` give the prox term, `correction` is added to every gradient; where `trained` is 0 the
+        weight stays as it is. `x` is of the weights' type, or uint8;
         both are normalised by (x * scale - mean) / std per channel. `masks` are those of dropout (`noise.masks`).
         Batches of fewer samples than `smallest` are left out.
         """
         dtype = dtype_of(weights)
         check_flat("weights", weights, (self.size,), dtype)
-        for name, extra in (("anchor", anchor), ("correction", correction)):
+        for name, extra in (("anchor", anchor), ("correction", correction), ("trained", trained)):
             if extra is not None:
                 check_flat(name, extra, (self.size,), dtype)
         if mu != 0 and anchor is None:
@@ -120,6 +122,7 @@ class Net:
             weights=weights.data_ptr(),
             anchor=None if anchor is None else anchor.data_ptr(),
             correction=None if correction is None else correction.data_ptr(),
+            trained=None if trained is None else trained.data_ptr(),
             order=order.data_ptr(),
             masks=None if masks is None else masks.data_ptr(),
             epochs=epochs,

@@ -29,7 +29,7 @@ COTERIE_INLINE Vec<T> square_root(Vec<T> value) {
 template <class T>
 class Optimiser {
    public:
-    Optimiser(const Hyper& hyper, T* weights, const T* anchor, const T* correction, long size)
+    Optimiser(const Hyper& hyper, T* weights, const T* anchor, const T* correction, const T* trained, long size)
         : rule_(hyper.rule),
           lr_(T(hyper.lr)),
           momentum_(T(hyper.momentum)),
@@ -42,8 +42,9 @@ class Optimiser {
           weights_(weights),
           anchor_(hyper.mu != 0 ? anchor : nullptr),
           correction_(correction),
-          kind_(kind_of(hyper, correction)),
-          momentum_alone_(kind_ == UpdateKind::sgd && hyper.mu == 0 && hyper.weight_decay == 0 && !correction) {
+          trained_(trained),
+          kind_(kind_of(hyper, correction || trained)),
+          momentum_alone_(kind_ == UpdateKind::sgd && hyper.mu == 0 && hyper.weight_decay == 0 && !correction && !trained) {
         if (hyper.momentum != 0 || rule_ == Rule::adam) first_.resize(size);
         if (rule_ == Rule::adam) second_.resize(size);
     }
@@ -51,9 +52,10 @@ class Optimiser {
     UpdateKind kind() const { return kind_; }
 
     // The plain rule has no memory: where there is no gradient, nothing changes.
-    static UpdateKind kind_of(const Hyper& hyper, bool corrected) {
+    // `more`: there is a correction, or some weights stay as they are.
+    static UpdateKind kind_of(const Hyper& hyper, bool more) {
         if (hyper.rule == Rule::adam) return UpdateKind::adam;
-        bool plain = hyper.momentum == 0 && hyper.mu == 0 && hyper.weight_decay == 0 && !corrected;
+        bool plain = hyper.momentum == 0 && hyper.mu == 0 && hyper.weight_decay == 0 && !more;
         return plain ? UpdateKind::plain : UpdateKind::sgd;
     }
 
@@ -86,7 +88,7 @@ class Optimiser {
                 gradient += momentum_ * load(first_.data() + at);
                 store(first_.data() + at, gradient);
             }
-            store(weights_ + at, weight - lr_ * gradient);
+            moved(at, weight, weight - lr_ * gradient);
         } else {
             Vec<T> first = load(first_.data() + at), second = load(second_.data() + at);
             first += T(1 - beta1_) * (gradient - first);
@@ -94,7 +96,7 @@ class Optimiser {
             store(first_.data() + at, first);
             store(second_.data() + at, second);
             Vec<T> spread = square_root<T>(second) / second_scale_ + eps_;
-            store(weights_ + at, weight - step_size_ * first / spread);
+            moved(at, weight, weight - step_size_ * first / spread);
         }
     }
 
@@ -149,6 +151,11 @@ class Optimiser {
     }
 
    private:
+    // Chosen, not multiplied by zero: a gradient that is not finite must not reach a weight that stays.
+    COTERIE_INLINE void moved(long at, Vec<T> before, Vec<T> after) {
+        store(weights_ + at, trained_ ? (load(trained_ + at) != T(0) ? after : before) : after);
+    }
+
     Rule rule_;
     T lr_, momentum_, weight_decay_, mu_, eps_;
     double beta1_, beta2_, learning_rate_;
@@ -157,6 +164,7 @@ class Optimiser {
     T* weights_;
     const T* anchor_;
     const T* correction_;
+    const T* trained_;
     UpdateKind kind_;
     bool momentum_alone_;
     Buffer<T> first_, second_;  // momentum (or Adam's mean) and Adam's mean square

@@ -17,7 +17,7 @@ Status train(TrainCall& call) {
     const Hyper hyper{Rule(call.rule), call.lr,    call.momentum, call.weight_decay,
                       call.mu,         call.beta1, call.beta2,    call.eps};
     std::vector<bool> idle;
-    if (Optimiser<T>::kind_of(hyper, call.correction) == UpdateKind::plain) idle = idle_domains(call.data, net);
+    if (Optimiser<T>::kind_of(hyper, call.correction || call.trained) == UpdateKind::plain) idle = idle_domains(call.data, net);
     T* flat = static_cast<T*>(call.weights);
     auto packed_copy = [&](const void* source) {
         Buffer<T> packed(source ? parameters.size() : 0);
@@ -27,8 +27,9 @@ Status train(TrainCall& call) {
     Buffer<T> weights = packed_copy(flat);
     const Buffer<T> anchor = packed_copy(call.mu != 0 ? call.anchor : nullptr);
     const Buffer<T> correction = packed_copy(call.correction);
-    Optimiser<T> optimiser(hyper, weights.data(), anchor.size() ? anchor.data() : nullptr,
-                           correction.size() ? correction.data() : nullptr, parameters.size());
+    const Buffer<T> trained = packed_copy(call.trained);
+    auto given = [](const Buffer<T>& packed) { return packed.size() ? packed.data() : nullptr; };
+    Optimiser<T> optimiser(hyper, weights.data(), given(anchor), given(correction), given(trained), parameters.size());
 
     double loss = 0;
     long seen = 0;

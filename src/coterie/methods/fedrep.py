@@ -10,7 +10,6 @@ from torch import Tensor
 from coterie.core.cohort import Cohort
 from coterie.core.federation import on_client
 from coterie.core.states import spread
-from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.methods.base import Models
 from coterie.methods.fedper import FedPer
@@ -38,10 +37,6 @@ class FedRep(FedPer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.head_epochs >= 1, "head_epochs", "be at least 1")
-
-    def task(self, task: Task) -> Task:
-        """By torch: the compiled kernel trains all layers or none."""
-        return replace(task, use_kernel=False)
 
     def weights(self, size: Tensor) -> Tensor:
         """phi^t is the plain mean over the sampled clients."""
