@@ -15,7 +15,8 @@ _FEW = 10
 def shares(values: Sequence[float | None]) -> Axis:
     """An axis of accuracies spans ten points or more: within 0 and 100 % and with no two labels alike."""
     known = [value for value in values if value is not None]
-    if not known or max(known) - min(known) >= _LEAST_SHARE:
+    # what nearly fills ten points would be cut at both ends; the page's own axis leaves room
+    if not known or max(known) - min(known) >= 0.9 * _LEAST_SHARE:
         return {}
     middle = (max(known) + min(known)) / 2
     low = min(max(middle - _LEAST_SHARE / 2, -_EDGE), 1 + _EDGE - _LEAST_SHARE)
