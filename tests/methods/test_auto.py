@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,105 +19,15 @@ from coterie.data.drift import Drift
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
 from coterie.methods.auto import personal
-from coterie.methods.auto.groups import ASK
 from coterie.methods.auto.judgement import believed, losses_under_prior, parts_that_pay, verdict
 from coterie.methods.auto.looks import blocks, halves, pulls, sketches
-from coterie.methods.auto.messages import Look, SplitQuestion
-from coterie.methods.auto.parts import clear
-from coterie.methods.auto.proposals import Pulls, propose
+from coterie.methods.auto.messages import SplitQuestion
 from coterie.methods.auto.visits import FIRST_VISITS
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, one_weight, rows, small_net
 
 _ONE = EngineOptions(workers=1)
-
-
-def looks_of(groups: list[int], noise: float, seed: int = 0, kinds: int = 4, own: float = 0.0) -> dict[str, Look]:
-    """Clients whose classes pull as their group's do, plus a way of their own, plus noise, drawn for either half.
-
-    Every client holds two of the classes, with three samples each in either half.
-    """
-    generator = np.random.default_rng(seed)
-    common = generator.normal(size=(max(groups) + 1, kinds, 2, 8))
-    found = {}
-    for number, group in enumerate(groups):
-        way = own * generator.normal(size=(kinds, 2, 8))
-        sketch = common[group] + way + noise * generator.normal(size=(2, kinds, 2, 8))
-        counts = np.zeros((2, kinds))
-        counts[:, generator.choice(kinds, 2, replace=False)] = 3
-        sketch[counts == 0] = 0
-        found[f"c{number:02d}"] = Look(torch.tensor(sketch).float(), torch.tensor(counts).float())
-    return found
-
-
-def test_pulls_are_foretold_by_fellows() -> None:
-    """Pulls (1, 0), (1, 0), (0, 1), one sample each, of one class; spread 1, so a mean of m fellows is sum / (m + 1).
-
-    All in one part: the fellows' mean of the first is (1, 1) / 3, and 2 d.mean - |mean|^2 = 2/3 - 2/9 = 4/9. Of the
-    third it is (2, 0) / 3: 0 - 4/9. With the third by itself the first two have (1, 0) / 2: 1 - 1/4, and it has nobody.
-    """
-    pulls = Pulls(np.array([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]]), np.ones((3, 1)), 1.0, 1.0)
-    assert pulls.foretold(np.array([0, 0, 0]))[0] == pytest.approx([4 / 9, 4 / 9, -4 / 9])
-    assert pulls.foretold(np.array([0, 0, 1]))[0] == pytest.approx([0.75, 0.75, 0.0])
-
-
-def test_clients_without_a_class_in_common_are_neither_alike_nor_unlike() -> None:
-    """The second holds only the other class: the first is as likely beside it as alone."""
-    pulls = Pulls(np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [5.0, 1.0]]]), np.eye(2), 1.0, 1.0)
-    assert pulls.fits(np.array([0, 1]))[0] == pytest.approx(np.full(2, pulls.alone()[0]))
-
-
-@pytest.mark.parametrize("groups", [2, 3, 5])
-def test_looks_propose_the_groups_there_are(groups: int) -> None:
-    """Although each client holds only two of four classes."""
-    truth = [number % groups for number in range(30)]
-    looks = looks_of(truth, 0.5)
-    found = propose(looks, sorted(looks))
-    assert clear(found)
-    assert found is not None
-    pairs = {(found.part[f"c{number:02d}"], group) for number, group in enumerate(truth)}
-    assert len(pairs) == groups == len(set(found.part.values()))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_noise_alone_proposes_nothing(seed: int) -> None:
-    """Groups found in the noise of one half are not there in the other."""
-    looks = looks_of([0] * 30, 1.0, seed)
-    found = propose(looks, sorted(looks))
-    assert found is not None
-    assert found.evidence < ASK
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_clients_with_ways_of_their_own_are_no_clear_groups(seed: int) -> None:
-    looks = looks_of([0] * 30, 0.3, seed, own=1.0)
-    assert not clear(propose(looks, sorted(looks)))
-
-
-def test_a_client_that_is_like_nobody_stands_alone() -> None:
-    looks = looks_of([0] * 12 + [1] * 12 + [2], 0.2, kinds=2)
-    found = propose(looks, sorted(looks))
-    assert found is not None
-    assert sorted(np.bincount(list(found.part.values())).tolist()) == [1, 12, 12]
-
-
-@pytest.mark.parametrize(("length", "samples"), [(60_000.0, 1.0), (1.0, 1e9), (60_000.0, 1e9)])
-def test_what_a_liar_shows_does_not_change_the_groups_of_the_others(length: float, samples: float) -> None:
-    truth = [number % 2 for number in range(30)]
-    looks = looks_of(truth, 0.3)
-    lie = looks["c07"]
-    looks["c07"] = replace(lie, sketch=length * lie.sketch.flip(-1), counts=samples * lie.counts)
-    found = propose(looks, sorted(looks))
-    assert clear(found)
-    assert found is not None
-    pairs = {(found.part[f"c{number:02d}"], group) for number, group in enumerate(truth) if number != 7}
-    assert len(pairs) == 2
-
-
-def test_three_clients_are_too_few_to_propose() -> None:
-    looks = looks_of([0, 1, 0], 0.1)
-    assert propose(looks, sorted(looks)) is None
 
 
 def test_losses_are_taken_under_the_clients_own_label_prior() -> None:

@@ -27,7 +27,7 @@ from coterie.runs.experiment import execute
 from coterie.simulation.simulator import EngineOptions
 
 from ..tiny import cohort, small_net
-from .test_auto import looks_of
+from .test_auto_proposals import looks_of
 
 _NAMES = ("a", "b", "c", "d", "e", "f")
 

@@ -13,24 +13,13 @@ from coterie.core.samples import ClientId
 from coterie.core.states import State, concat, count, mean, stack, take
 from coterie.methods.auto.judgement import without
 from coterie.methods.auto.messages import Groups, told
-from coterie.methods.auto.proposals import EXPLAINED, Proposal, propose, together, views
+from coterie.methods.auto.proposals import Proposal, propose, together, views
 from coterie.methods.auto.visits import members
 
-CLEAR = 4.0
-"""Groups are clear if the t of the looks is above this and the share that they explain above `EXPLAINED`.
-
-On one group, with labels skewed or not, t is below 0; where every writer has a hand of its own it is 14, but the share
-is 0.3. Real groups have 7 to 80, and 0.6 to 1.
-"""
 COVER = 0.6
 """The share of the clients that must have been seen before anything is parted."""
 _NEW = 0.1  # so many new looks, in proportion, and all clients are divided again
 _SAME = 0.6  # a part that has most of a group's members goes on with its model
-
-
-def clear(found: Proposal | None) -> bool:
-    """Whether a proposal needs no judgement by losses."""
-    return found is not None and found.evidence >= CLEAR and found.explained >= EXPLAINED
 
 
 def placed(state: Groups, ids: Sequence[ClientId]) -> dict[ClientId, int]:
@@ -60,9 +49,8 @@ def parted(state: Groups, fed: Federation) -> tuple[Groups, Proposal | None]:
     found = propose(state.looks, there)
     looks = {client: replace(look, fresh=False) for client, look in state.looks.items()}
     state = replace(state, looks=looks)
-    if not clear(found):
+    if found is None or not found.clear:
         return state, found
-    assert found is not None
     old = {client: state.cluster[client] for client in found.part}
     state = _renumbered(state, found.part)
     state = replace(state, clear=True, question=None)
