@@ -16,6 +16,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.states import row
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
+from coterie.methods.clustered import KnowsMembers
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.trained import TrainedRun
 
@@ -43,6 +44,16 @@ def test_every_client_is_served_as_it_was_evaluated(name: str, tmp_path: Path) -
     groups = run.result.clusters
     assert run.groups == ({} if groups is None else dict(zip(run.clients, groups, strict=True)))
     assert [line["round"] for line in run.history] == [1, 2]
+
+
+@pytest.mark.parametrize("name", [n for n, kind in METHODS.items() if issubclass(kind, KnowsMembers)])
+def test_clients_that_never_came_are_served_as_they_were_evaluated(name: str, tmp_path: Path) -> None:
+    """Two of six come in each of two rounds, so that some never do."""
+    digits = six_digits()
+    run = used(made(name, epochs=1, fraction=2), digits, tmp_path / "run")
+    for client, accuracy in zip(run.clients, run.result.per_client_accuracy, strict=True):
+        test = digits.client(client).test
+        assert (run.predict(client, test.x) == test.y.numpy()).mean() == pytest.approx(accuracy), client
 
 
 @pytest.mark.parametrize("name", ["fedbn", "fedcg", "apfl"])
