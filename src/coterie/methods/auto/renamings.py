@@ -40,7 +40,8 @@ On digits it is -0.3 to 0.3 for the same class under another name, 0.65 and more
 _MAYBE, _SURELY = 1.0, 2.0
 """... and beside what the halves differ by: below the first that is chance, from the second on it is not.
 
-Of 100 classes under other names, with few samples, one had 1.7; of 12 that one group mirrors, 11 had 3.4 to 36.
+On digits of 16 clients, seeds that were not used to set it: of 888 classes that are alike none is called unlike, and of
+72 that one group mirrors none the same; of these 24, 20 and 8 of 24 are found (100, 50, 30 samples), the rest unclear.
 """
 _SEEN, _HOLDERS = 3, 3
 """A group knows what a class looks like if so many samples of it are in either half, of so many members (or of all)."""
