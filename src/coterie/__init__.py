@@ -66,9 +66,10 @@ if TYPE_CHECKING:
     from coterie.report.compare import Comparison, compare
     from coterie.report.run import run
     from coterie.runs.advice import Advice
+    from coterie.runs.newcomer import Newcomer
     from coterie.runs.result import Result
     from coterie.runs.saved import load_model
-    from coterie.runs.trained import Newcomer, TrainedRun, load
+    from coterie.runs.trained import TrainedRun, load
     from coterie.simulation.engine_options import EngineOptions
     from coterie.simulation.faults import Faults
 
@@ -187,7 +188,8 @@ _HOMES = {
     "coterie.runs.advice": ("Advice",),
     "coterie.runs.result": ("Result",),
     "coterie.runs.saved": ("load_model",),
-    "coterie.runs.trained": ("Newcomer", "TrainedRun", "load"),
+    "coterie.runs.newcomer": ("Newcomer",),
+    "coterie.runs.trained": ("TrainedRun", "load"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -183,6 +183,19 @@ def test_classes_that_are_numbers_keep_their_names(tmp_path: Path) -> None:
     assert schema_of(own(put(tmp_path, c="a,y\n1,0\n2,1\n3,2\n"))).class_names == ()
 
 
+def test_a_label_that_is_written_in_two_ways_is_refused(tmp_path: Path) -> None:
+    """In one file or between two; zeros that all labels have, of an input, or of a number to predict, are no matter."""
+    one, padded = "a,y\n1,7\n2,8\n3,7\n4,8\n", "a,y\n1,007\n2,008\n3,007\n4,008\n"
+    for files in ({"c": padded + "5,7\n"}, {"c": padded, "d": one}, {"c": one, "d": padded}):
+        with pytest.raises(CoterieError, match="has the label '7', which is also written '007'; write one class in"):
+            from_path(put(tmp_path, **files))
+    assert schema_of(from_path(put(tmp_path, c=padded, d=padded))).class_names == ("7", "8")
+    inputs = "a,y\n007,1\n7,0\n8,1\n9,0\n"
+    assert schema_of(from_path(put(tmp_path, c=inputs, d=inputs))).classes == 2
+    numbers = put(tmp_path, c=padded, d=one)
+    assert schema_of(from_path(numbers, task="regression")).task == "regression"
+
+
 def test_missing_values(tmp_path: Path) -> None:
     """The mean is that of the training rows, and only of the values that are there."""
     rows = [(str(i), "NA" if i == 4 else str(10 * i)) for i in range(10)]

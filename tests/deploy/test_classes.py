@@ -171,6 +171,9 @@ def test_one_odd_client_does_not_widen_the_model_of_all(tmp_path: Path, running:
     assert "(3 of 3)" in server.text
     assert "(4 of 3)" not in server.text
     assert server.text.count("odd is not admitted") == 1
+    assert "coterie: odd took no part in the run, since the server says: you are not admitted to this run" in odd.ends(
+        2
+    )
 
 
 def test_one_odd_peer_does_not_part_the_others(tmp_path: Path, running: list[Command]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coterie.core import wire
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.states import State
 from coterie.data.folders import from_file
 from coterie.deploy.client import Device
@@ -95,6 +95,14 @@ def test_a_server_tests_a_scenario_too_where_its_rate_does_not_count(asked: dict
     rates = [from_tables(_toml(tmp_path / name)).settings["lr"] for name in ("run", "simulated")]
     assert rates[0] == rates[1]
     assert any(f"lr = {rates[0]:g}, found by a test on 3 clients" in note for note in notes.notes)
+
+
+def test_a_server_that_waited_in_vain_says_which_file_it_reads_next(tmp_path: Path) -> None:
+    """It goes on from its folder: who corrects the file that was given first would see no change."""
+    given = from_tables({"method": "fedavg", "rounds": 1, "scenario": {"name": "rotated-digits"}})
+    run = RunFolder.create(tmp_path / "run", given.to_toml(), RunKind.SERVED)
+    with pytest.raises(Unfinished, match=r"--resume .*run \(it reads .*run.config\.toml; what is wrong with the run"):
+        conduct(given, run, Here({}), ServeOptions(clients=3, patience=0.0))
 
 
 @pytest.mark.parametrize("kind", ["classification", "binary", "multilabel", "regression"])

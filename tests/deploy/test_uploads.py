@@ -20,6 +20,7 @@ from flwr.app import Message
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.client import Device
 from coterie.deploy.flower import client as flower_client
+from coterie.deploy.flower.admission import Admission
 from coterie.deploy.flower.client import Security, join
 from coterie.deploy.flower.compat import ObjectPushError
 from coterie.deploy.flower.content import content_of
@@ -229,4 +230,4 @@ def test_a_word_that_is_not_waited_for_is_no_lost_message() -> None:
                 return "", b""
 
         with pytest.raises(httpx.HTTPStatusError) if lost else nullcontext():
-            assert flower_client._answer_next(Member(), Session(), 1 << 20, print) == kind  # type: ignore[arg-type]
+            assert flower_client._answer_next(Member(), Session(), 1 << 20, print, Admission()) == kind  # type: ignore[arg-type]

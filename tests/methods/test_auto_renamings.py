@@ -21,7 +21,7 @@ from coterie.data import build
 from coterie.methods import METHODS
 from coterie.methods.auto import pace, steady
 from coterie.methods.auto.messages import Groups, Known, Look, Pace, Renaming, Visit
-from coterie.methods.auto.renamings import appearance, found, handed_back, in_roots_names, renaming, settled
+from coterie.methods.auto.renamings import appearance, found, handed_back, in_roots_names, match, renaming, settled
 from coterie.methods.auto.visits import Came
 from coterie.models import build_model
 from coterie.runs.advice.differences import other_names
@@ -51,6 +51,19 @@ def test_groups_that_differ_in_more_than_names_are_not_joined() -> None:
     assert renaming(halves(0 * APART, noise=1.0), halves(0 * APART, noise=1.0)[::-1].copy()) is None
     swapped = np.stack([APART[[1, 0, 2]], APART[[0, 1, 2]]])  # each half joins other classes
     assert renaming(swapped, np.stack([APART, APART])) is None
+
+
+def test_classes_are_matched_one_by_one() -> None:
+    """0 and 1 are swapped; 2 has moved by 6, which is more than classes differ by; 1 is not known to the other."""
+    moved = APART[[1, 0, 2]] + np.array([[0.0, 0.0], [0.0, 0.0], [6.0, 6.0]])
+    found = match(halves(moved), halves(APART))
+    assert (found.same, found.renamed, found.unlike) == ({0: 1, 1: 0}, {0: 1, 1: 0}, [2])
+    whole = match(halves(APART[[1, 0, 2]]), halves(APART))
+    assert (whole.same, whole.renamed, whole.unlike) == ({0: 1, 1: 0, 2: 2}, {0: 1, 1: 0}, [])
+    fewer = halves(APART)
+    fewer[:, 1] = np.nan
+    assert match(halves(APART[[1, 0, 2]]), fewer).same == {1: 0, 2: 2}  # what is left over is guessed: not said
+    assert match(0 * APART[None] * np.nan + np.zeros((2, 1, 1)), halves(APART)).same == {}
 
 
 def test_both_halves_join_the_same_classes_also_where_one_group_has_more() -> None:
@@ -239,8 +252,9 @@ def test_swapped_and_cycled_labels_are_learnt_together(shift: str) -> None:
     assert found.accuracy > apart.accuracy + 0.02
     assert found.ari == 1
     said = other_names(state, {0: 0, 1: 1}, [])
-    assert "Group 1 sees what group 0 does" in said[0]
-    assert "its '0' is '1' there" in said[0]
+    assert (said.joined, said.alone, said.whole) == (True, True, False)
+    assert "Group 1 gives some of what group 0 sees other names: its '0' is '1' there" in said.remarks[0]
+    assert "is there, the samples do not tell." in said.remarks[0]  # of one class too few are there
 
 
 def test_rotated_groups_train_apart() -> None:

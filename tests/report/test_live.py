@@ -73,6 +73,17 @@ def test_a_terminal_gets_one_table_of_the_latest_rounds() -> None:
     assert "client c003 is late" in last
 
 
+def test_a_note_that_is_wrapped_is_indented_in_all_its_lines() -> None:
+    console = terminal(width=80)
+    with LiveView("IFCA", 20, console=console) as view:
+        view.update(row(1))
+        view.note("word " * 40)
+    last = said(console).split("IFCA")[-1]
+    lines = [line for line in last.replace("\x1b[33m", "").replace("\x1b[0m", "").splitlines() if "word" in line]
+    assert len(lines) >= 3
+    assert all(line.startswith("  word") for line in lines)
+
+
 def test_ari_has_no_column_where_the_truth_is_unknown() -> None:
     console = terminal()
     with LiveView("x", 20, console=console) as view:

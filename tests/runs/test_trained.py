@@ -16,6 +16,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.states import row
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
+from coterie.methods.clustered import KnowsMembers
 from coterie.methods.p2p.base import PeerMethod
 from coterie.runs.trained import TrainedRun
 
@@ -45,12 +46,50 @@ def test_every_client_is_served_as_it_was_evaluated(name: str, tmp_path: Path) -
     assert [line["round"] for line in run.history] == [1, 2]
 
 
+@pytest.mark.parametrize("name", [n for n, kind in METHODS.items() if issubclass(kind, KnowsMembers)])
+def test_clients_that_never_came_are_served_as_they_were_evaluated(name: str, tmp_path: Path) -> None:
+    """Two of six come in each of two rounds, so that some never do."""
+    digits = six_digits()
+    run = used(made(name, epochs=1, fraction=2), digits, tmp_path / "run")
+    for client, accuracy in zip(run.clients, run.result.per_client_accuracy, strict=True):
+        test = digits.client(client).test
+        assert (run.predict(client, test.x) == test.y.numpy()).mean() == pytest.approx(accuracy), client
+
+
 @pytest.mark.parametrize("name", ["fedbn", "fedcg", "apfl"])
 def test_statistics_of_batchnorm_are_the_clients(name: str, digits: OwnPopulation, tmp_path: Path) -> None:
     run = used(made(name), digits, tmp_path / "run", batchnorm_net)
     for client, accuracy in zip(run.clients, run.result.per_client_accuracy, strict=True):
         test = digits.client(client).test
         assert (run.predict(client, test.x) == test.y.numpy()).mean() == pytest.approx(accuracy), client
+
+
+@pytest.mark.parametrize("k", [4, "auto"])
+def test_a_newcomer_finds_its_group_while_md_icfl_holds_its_clusters(k: Any, tmp_path: Path) -> None:
+    """Seeded clusters stand and have models of their own, though the method does not compare clients by them yet."""
+    whole = coterie.build("rotated-digits", seed=3, clients=20, groups=4, samples=60, test_samples=20)
+    new = {whole.group(client): whole.client(client) for client in whole.ids[:8]}
+    data = {f"c{client}": whole.client(client) for client in whole.ids[8:]}
+    truth = {f"c{client}": whole.group(client) or 0 for client in whole.ids[8:]}
+    population = OwnPopulation(data, whole.shape, whole.classes, whole.normalise, truth)
+    method = coterie.method("md-icfl", k=k, lr=0.1, per_class=2, steps=10)
+    result = coterie.run(method, population, small_net, rounds=5, seed=1, out=tmp_path / "run")
+    own = result.state.own if k == "auto" else result.state
+    assert own.held > 5
+    run = coterie.load(tmp_path / "run", model=small_net)
+    assert len(new) == len(set(run.groups.values())) == 4
+    for group, samples in new.items():
+        found = run.admit(samples.train.x, samples.train.y)
+        assert {found.group} == {run.groups[client] for client in run.clients if truth[client] == group}
+        assert repr(found) == f"<newcomer with the model of group {found.group}>"
+
+
+def test_a_newcomer_is_told_that_no_groups_were_found(digits: OwnPopulation, tmp_path: Path) -> None:
+    run = used(made("md-icfl", patience=9), digits, tmp_path / "run")
+    data = digits.client("c4").train
+    found = run.admit(data.x, data.y)
+    assert found.group == 0
+    assert repr(found) == "<newcomer with one model for all, since the run has not found several groups>"
 
 
 @pytest.mark.parametrize("name", SERVES)
@@ -63,8 +102,10 @@ def test_a_newcomer_with_a_clients_data_is_served_as_that_client(name: str, tmp_
     new = run.admit(data.x, data.y)
     if name in ("ifca", "fedcg"):  # whose clients choose by their data, in every round
         assert new.group == run.groups["c4"]
-    # md-icfl has no clusters to go to as long as it seeds them
-    assert (new.group is None) == (run.result.clusters is None) or name == "md-icfl"
+    assert (new.group is None) == (run.result.clusters is None)
+    own = name in ("fedper", "fedrep")  # their newcomers fit a part of the model
+    assert ("a model of its own" in repr(new)) == own
+    assert ("one model for all" in repr(new)) == (len(set(run.groups.values())) <= 1 and not own)
     assert new.predict(digits.client("c4").test.x).shape == (len(digits.client("c4").test),)
     assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
 

@@ -290,6 +290,7 @@ def _target_values(
         return values
     if how.task in ("regression", "multilabel") or any(part.dtype != np.int64 for part in values.values()):
         return values
+    _refuse_two_writings(tables, names[0])
     different = np.unique(np.concatenate(list(values.values())))
     if len(different) > _FEW_CLASSES and how.task == "auto":
         raise CoterieError(
@@ -299,6 +300,19 @@ def _target_values(
     if int(different[0]) == 0 and int(different[-1]) < 2 * len(different):
         return values
     return {client: texts(part) for client, part in values.items()}  # classes 1 to 6, or -1 and 1, by their names
+
+
+def _refuse_two_writings(tables: Mapping[ClientId, DataTable], name: str) -> None:
+    """Refuse labels of which one is written as 007 here and as 7 there: are they one class, or two?"""
+    padded = {number: text for table in tables.values() for number, text in table.padded.get(name, {}).items()}
+    for table in tables.values() if padded else ():
+        plain = set(np.unique(table.columns[name]).tolist()) - set(table.padded.get(name, {}))
+        text = table.doubled.get(name) or next((padded[number] for number in sorted(plain & set(padded))), None)
+        if text:
+            raise CoterieError(
+                f"Column {shown(name)} of {table.where} has the label {shown(str(int(text)))}, which is also written "
+                f"{shown(text)}; write one class in one way, two classes with a letter, such as {shown('c' + text)}."
+            )
 
 
 def texts(values: Values) -> Values:

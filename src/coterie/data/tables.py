@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -31,6 +31,7 @@ _NAMELESS = re.compile(r"Unnamed: \d+")
 TABLE_ENDINGS = (".csv", ".parquet")
 _SEPARATORS = (",", ";", "\t")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_PADDED = re.compile(r"\s*[+-]?0\d+\s*")
 _MOST_COLUMNS = 1 << 16
 _MOST_SHOWN = 60
 
@@ -41,13 +42,17 @@ class DataTable:
 
     columns: Mapping[str, Values]
     where: str
+    padded: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Of columns of whole numbers, those that are written with zeros before them somewhere, as 007 is, and how."""
+    doubled: Mapping[str, str] = field(default_factory=dict)
+    """Columns in which one of these numbers is also written without, and how it is written with them."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
     def rows(self, index: npt.NDArray[np.int64], where: str) -> DataTable:
         """The table of these rows."""
-        return DataTable({name: values[index] for name, values in self.columns.items()}, where)
+        return replace(self, columns={name: values[index] for name, values in self.columns.items()}, where=where)
 
     def column(self, name: str) -> Values:
         """A column, or an error that says which there are."""
@@ -122,7 +127,25 @@ def read_csv(path: Path) -> DataTable:
     if len(rows) == 1:
         raise CoterieError(f"{where} has a line of names and no rows; give it some, or remove it.")
     cells = zip(*rows[1:], strict=True)
-    return _checked({name: _numbers_or_text(column) for name, column in zip(names, cells, strict=True)}, where)
+    texts = dict(zip(names, cells, strict=True))
+    columns = {name: _numbers_or_text(column) for name, column in texts.items()}
+    padded = {name: _padded(texts[name]) for name, values in columns.items() if values.dtype == np.int64}
+    padded = {name: found for name, found in padded.items() if found}
+    doubled = {name: _doubled(texts[name], found) for name, found in padded.items()}
+    table = _checked(columns, where)
+    return replace(table, padded=padded, doubled={name: text for name, text in doubled.items() if text})
+
+
+def _padded(cells: Iterable[str]) -> dict[int, str]:
+    """The whole numbers that are written with zeros before them, and how."""
+    return {int(cell): cell.strip() for cell in set(cells) if _PADDED.fullmatch(cell)}
+
+
+def _doubled(cells: Iterable[str], padded: Mapping[int, str]) -> str:
+    """One of these numbers that is also written without the zeros, as it is with them."""
+    return next(
+        (padded[int(cell)] for cell in sorted(set(cells)) if int(cell) in padded and not _PADDED.fullmatch(cell)), ""
+    )
 
 
 def _rows(text: str, where: str) -> list[list[str]]:

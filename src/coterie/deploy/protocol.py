@@ -35,6 +35,8 @@ from coterie.methods.base import ServerMethod
 from coterie.models.named import builder_named
 
 HELLO = "hello"
+NOT_ADMITTED, ADMITTED = "you are not admitted to this run", "you are admitted to this run after all"
+"""How what a server tells a client begins where it is left out, and what it tells one that it then takes in."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LONGEST_LOSS = 24  # characters
 

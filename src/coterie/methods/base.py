@@ -112,6 +112,14 @@ class RoundMethod(ABC, Generic[S]):
         """Take in clients that have just joined."""
         return state
 
+    def placed(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> S:
+        """The state in which these clients are served now: one that is in no group is put where its data fit best.
+
+        It is for one evaluation or one newcomer, and the run goes on from `state`: who is in which group of a run is
+        found in its rounds, as the method says.
+        """
+        return state
+
     def clusters(self, state: S, ids: Sequence[ClientId]) -> list[int] | None:
         """The cluster of each client, or None where the method has no clusters. -1: not known yet."""
         return None

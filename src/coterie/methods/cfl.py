@@ -129,6 +129,11 @@ class CFL(ModelPerCluster[Branches]):
         ones = [client for client, label in zip(members, labels, strict=True) if label]
         return ones if 2 * len(ones) <= len(members) else [client for client in members if client not in set(ones)]
 
+    def unmet(self, state: Branches, ids: Sequence[ClientId]) -> list[ClientId]:
+        """All are in a cluster from the start; those who have never trained are there by nothing that they showed."""
+        strangers = [client for client in ids if state.updates and client not in state.updates]
+        return strangers if count(state.models) > 1 else super().unmet(state, ids)
+
     def panels(self, state: Branches, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The cosines of the last round's updates."""
         if state.similarity is None or len(state.similarity) > 200:

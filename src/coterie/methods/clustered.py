@@ -16,7 +16,7 @@ from coterie.core.cohort import Cohort
 from coterie.core.evaluation import losses
 from coterie.core.federation import Federation, Replies, on_client
 from coterie.core.samples import ClientId
-from coterie.core.states import Picked, Stack, State, count, row, spread
+from coterie.core.states import Picked, Stack, State, count, row, spread, take
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, ServerMethod, Trained
 
@@ -76,7 +76,31 @@ class ServesClusters(ServerMethod[S]):
 
 
 @dataclass(frozen=True)
-class ModelPerCluster(ServesClusters[S]):
+class KnowsMembers(ServesClusters[S]):
+    """The server puts clients into clusters; one that it has not met is served by the cluster that fits it."""
+
+    def unmet(self, state: S, ids: Sequence[ClientId]) -> list[ClientId]:
+        """Those of these clients that have not been put into a cluster by anything they have shown."""
+        return [client for client in ids if client not in state.cluster]
+
+    def placed(self, state: S, fed: Federation, ids: Sequence[ClientId]) -> S:
+        """Who is in no cluster finds the one that fits; where only one has members, all are in it, and none is asked.
+
+        A cluster without members has a model as it began, or as it was left, and takes nobody in here.
+        """
+        unmet, used = self.unmet(state, ids), sorted(set(state.cluster.values()))
+        if not unmet or not used:
+            return state
+        found = self.fitting(state, fed, unmet, used) if len(used) > 1 else dict.fromkeys(unmet, used[0])
+        return replace(state, cluster={**state.cluster, **found})
+
+    @abstractmethod
+    def fitting(self, state: S, fed: Federation, ids: Sequence[ClientId], among: Sequence[int]) -> dict[ClientId, int]:
+        """Which of these clusters fits each client best; they say so themselves, in an evaluation."""
+
+
+@dataclass(frozen=True)
+class ModelPerCluster(KnowsMembers[S]):
     """Clients are sent and train the model of their cluster; which that is the subclasses find out."""
 
     @on_client("models")
@@ -89,15 +113,22 @@ class ModelPerCluster(ServesClusters[S]):
         """On the client: the cluster whose model has the least loss on its own training part."""
         return Choice(least_loss(c, sent.models))
 
+    def fitting(self, state: S, fed: Federation, ids: Sequence[ClientId], among: Sequence[int]) -> dict[ClientId, int]:
+        """By its training loss."""
+        sent = Models(take(self.cluster_models(state), torch.tensor(among)))
+        return chosen_of(fed.ask(self.choose, ids, same=sent, purpose="evaluation"), among)
+
     def admit(self, state: S, fed: Federation, new: Sequence[ClientId]) -> S:
         """Newcomers try all models, once, and go where their training loss is least."""
-        replies = fed.ask(
-            self.choose, [client for client in new if client not in state.cluster], same=Models(state.models)
-        )
-        if replies.value is None:
-            return state
-        chosen = dict(zip(replies.ids, replies.value.cluster.tolist(), strict=True))
-        return replace(state, cluster={**state.cluster, **chosen})
+        unmet = [client for client in new if client not in state.cluster]
+        chosen = chosen_of(fed.ask(self.choose, unmet, same=Models(state.models)), range(count(state.models)))
+        return replace(state, cluster={**state.cluster, **chosen}) if chosen else state
+
+
+def chosen_of(replies: Replies[Choice], groups: Sequence[int]) -> dict[ClientId, int]:
+    """The cluster of each client that has answered, where it was sent the models of these."""
+    picked = [] if replies.value is None else replies.value.cluster.tolist()
+    return {client: groups[place] for client, place in zip(replies.ids, picked, strict=True)}
 
 
 def least_loss(c: Cohort, models: Stack, batch: int = 0) -> Tensor:

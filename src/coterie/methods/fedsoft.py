@@ -21,7 +21,7 @@ from coterie.core.samples import ClientId
 from coterie.core.states import Stack, State, concat, count, mix, row, spread, take
 from coterie.core.training import local_sgd
 from coterie.methods.base import Log, Models, Trained
-from coterie.methods.clustered import ServesClusters
+from coterie.methods.clustered import KnowsMembers
 from coterie.methods.counted import Counted, number_of
 from coterie.methods.fedsem import last_layers
 
@@ -46,7 +46,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class FedSoft(ServesClusters[SoftClusters], Counted[SoftClusters]):
+class FedSoft(KnowsMembers[SoftClusters], Counted[SoftClusters]):
     """w_k = argmin f_k(w) + lambda/2 sum_s u_ks |w - c_s|^2;  c_s = sum_k v_sk w_k, v_sk ~ u_ks n_k (Algorithm 1).
 
     The proximal terms together are one towards the client's mixture sum_s u_ks c_s / sum_s u_ks, so a client is sent
@@ -87,7 +87,7 @@ class FedSoft(ServesClusters[SoftClusters], Counted[SoftClusters]):
 
     def begun(self, fed: Federation, models: Stack, cluster: Mapping[ClientId, int]) -> SoftClusters:
         """The centres are the groups' models; clients weigh them when they next take part."""
-        weights = torch.eye(count(models)).clamp_min(self.least)
+        weights = self._all_for(count(models))
         return SoftClusters(models, dict(cluster), {i: weights[group].clone() for i, group in cluster.items()}, True)
 
     def step(self, state: SoftClusters, fed: Federation) -> tuple[SoftClusters, Log]:
@@ -161,17 +161,36 @@ class FedSoft(ServesClusters[SoftClusters], Counted[SoftClusters]):
         return Trained(local_sgd(c, sent.models, self.opt, prox=sent.models, mu=self.lam), c.size)
 
     def model_for(self, state: SoftClusters, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
-        """Every client's mixture sum_s u_ks c_s / sum_s u_ks; a newcomer's has equal parts."""
+        """Every client's mixture sum_s u_ks c_s / sum_s u_ks."""
         if not ids:
             return spread({name: tensor[0] for name, tensor in state.models.items()}, 1), []
-        equal = torch.full((count(state.models),), 1 / count(state.models))
-        weights = torch.stack([state.weights.get(client, equal) for client in ids]).double()
+        weights = torch.stack([self._weights_of(state, client, state.cluster.get(client)) for client in ids]).double()
         return mix(weights / weights.sum(1, keepdim=True), state.models), list(range(len(ids)))
 
     def model_of(self, state: SoftClusters, client: ClientId, group: int | None) -> State:
         """Its mixture, and not the model of the group in which its weight is largest."""
-        models, rows = self.model_for(state, [client])
-        return row(models, rows[0])
+        weights = self._weights_of(state, client, group)[None].double()
+        return row(mix(weights / weights.sum(1, keepdim=True), state.models), 0)
+
+    def _weights_of(self, state: SoftClusters, client: ClientId, group: int | None) -> Tensor:
+        """Its own; of a client that has never weighed the centres, all for the one that fits it, or equal parts."""
+        if client in state.weights:
+            return state.weights[client]
+        centres = count(state.models)
+        return torch.full((centres,), 1 / centres) if group is None else self._all_for(centres)[group]
+
+    def _all_for(self, centres: int) -> Tensor:
+        """The weights of clients that belong to one centre each, [S, S]."""
+        return torch.eye(centres).clamp_min(self.least)
+
+    def fitting(
+        self, state: SoftClusters, fed: Federation, ids: Sequence[ClientId], among: Sequence[int]
+    ) -> dict[ClientId, int]:
+        """The centre that fits most of its samples best."""
+        sent = Models(take(state.models, torch.tensor(among)))
+        replies = fed.ask(self.weigh, ids, same=sent, purpose="evaluation")
+        most = [] if replies.value is None else replies.value.share.argmax(1).tolist()
+        return {client: among[place] for client, place in zip(replies.ids, most, strict=True)}
 
     def admit(self, state: SoftClusters, fed: Federation, new: Sequence[ClientId]) -> SoftClusters:
         """Newcomers weigh the centres once."""

@@ -150,8 +150,15 @@ class HowMany(RoundMethod[Any]):
     def admit(self, state: Any, fed: Federation, new: Sequence[ClientId]) -> Any:
         """As in the phase that the run is in."""
         with self._during(state, fed) as (now, before):
-            after = now.admit(before, fed, new)
-        return replace(state, **({"own": after} if state.asked is None else {"asked": after}))
+            return self._with(state, now.admit(before, fed, new))
+
+    @override
+    def placed(self, state: Any, fed: Federation, ids: Sequence[ClientId]) -> Any:
+        with self._during(state, fed) as (now, before):
+            return self._with(state, now.placed(before, fed, ids))
+
+    def _with(self, state: Any, own: Any) -> Any:
+        return replace(state, **({"own": own} if state.asked is None else {"asked": own}))
 
     def model_for(self, state: Any, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
         """As in the phase that the run is in; so the rest."""

@@ -11,6 +11,7 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -65,7 +66,8 @@ class TerminalView(ABC):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> Group:
-        notes = [Text(f"  {note}", style="yellow") for note in self._notes]
+        # padding, not spaces: a note that is wrapped is indented in all its lines
+        notes = [Padding(Text(note, style="yellow"), (0, 0, 0, 2)) for note in self._notes]
         return Group(self._body(), *notes)
 
     @property

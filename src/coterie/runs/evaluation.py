@@ -73,11 +73,12 @@ class Evaluator:
         """How the clients' models do in this state; at the `last` evaluation of a run, with all that can be said."""
         attackers = self.fed.attackers if isinstance(self.fed, HasAttackers) else ()
         ids = self._some([client for client in self.fed.ids if client not in attackers])
+        now = self.method.placed(state, self.fed, ids)
         replies: Replies[Assessment] | Replies[Examination]
         if last and self._examines:
-            replies = self.method.examine(state, self.fed, ids)
+            replies = self.method.examine(now, self.fed, ids)
         else:
-            replies = self.method.assess(state, self.fed, ids)
+            replies = self.method.assess(now, self.fed, ids)
         if replies.value is None:
             why = next(
                 (f"{client}: {failure.reason}" for client, failure in replies.failed.items()), "no client is there"
@@ -90,7 +91,7 @@ class Evaluator:
         if bool(tested.any()) and not len(finite) and self.fed.registered > 1:
             raise NothingLearnt(f"{self.method.name}: every client's loss is NaN or infinite; try a smaller lr.")
         standing = Standing.of(self.fed.task, value)
-        clusters = self.method.clusters(state, replies.ids)
+        clusters = self.method.clusters(now, replies.ids)
         if bool((value.cluster >= 0).all()):
             clusters = [int(cluster) for cluster in value.cluster]
         truth = self.fed.groups(replies.ids)
@@ -131,7 +132,8 @@ class Evaluator:
             return None, None, None
         ids = self._some(self.fed.unseen)
         with self.fed.trial():
-            value = self.method.assess(self.method.admit(state, self.fed, ids), self.fed, ids).value
+            state = self.method.placed(self.method.admit(state, self.fed, ids), self.fed, ids)
+            value = self.method.assess(state, self.fed, ids).value
         if value is None or not bool((value.count > 0).any()):
             return None, None, None
         score = Standing.of(self.fed.task, value).mean_score

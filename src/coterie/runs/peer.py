@@ -219,7 +219,10 @@ class _FittingPeers:
         self._odd, self._unclear = odd, ""
         if self._connection.name in odd:
             pause(_LAST_SECONDS)  # the others ask who is odd, too: who is gone cannot say why
-            raise CoterieError(f"This peer does not fit the others: {odd[self._connection.name]}.")
+            raise CoterieError(
+                f"This peer does not fit the others: {odd[self._connection.name]}; correct its data, or how they are "
+                "read, and start it again."
+            )
         return there.keys() - odd.keys() - {self._connection.name}
 
     def others(self) -> str:

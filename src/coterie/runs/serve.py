@@ -19,7 +19,7 @@ from coterie.deploy.flower.superlink import ServerSecurity, SuperLink, own_super
 from coterie.deploy.flower.transport import FlowerTransport
 from coterie.deploy.hello import Hello
 from coterie.deploy.ports import await_free
-from coterie.deploy.protocol import RunSpec, settings_of, to_text
+from coterie.deploy.protocol import ADMITTED, NOT_ADMITTED, RunSpec, settings_of, to_text
 from coterie.deploy.server import LIMIT, Hellos, RemoteFederation, Transport, gathered
 from coterie.methods import method_named
 from coterie.methods.fedavg import FedAvg
@@ -163,9 +163,9 @@ def conduct(
         spec, known, inputs = _read(file)
     else:
         fitting = _FittingClients(config, transport, watcher)
-        first = gathered(
-            transport, options.clients, options.patience, folder.go_on, fitting, watcher.note, fitting.others
-        )
+        # nothing is agreed yet, so the run can still be another; --config is not read again
+        go_on = f"{folder.go_on} (it reads {folder.path / CONFIG_FILE}; what is wrong with the run, correct there)"
+        first = gathered(transport, options.clients, options.patience, go_on, fitting, watcher.note, fitting.others)
         noticed, refused = fitting.notices(first), fitting.odd
         spec, known, inputs = agree(config, first), [], next(iter(first.values())).inputs
         rated = _rated(config, spec, transport, options, inputs, watcher)
@@ -275,9 +275,9 @@ class _FittingClients:
         self._unclear = ""
         for client in sorted(odd.keys() - self._odd.keys()):
             why = odd[client]
-            self._say(client, f"is not admitted: {why}", f"you are not admitted to this run ({client}: {why})")
+            self._say(client, f"is not admitted: {why}", f"{NOT_ADMITTED} ({client}: {why})")
         for client in sorted((self._odd.keys() - odd.keys()) & there.keys()):  # those who came since are like it
-            self._say(client, "is admitted after all", "you are admitted to this run after all")
+            self._say(client, "is admitted after all", ADMITTED)
         self._odd = odd
         return {client: hello for client, hello in there.items() if client not in odd}
 

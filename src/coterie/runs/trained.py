@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote as percent_encoded
 
-import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coterie.core.errors import CoterieError, unknown
 from coterie.core.losses import LossChoice, LossFn
 from coterie.core.samples import ClientData, ClientId
 from coterie.core.settings import from_settings
-from coterie.core.states import count
 from coterie.core.targets import TaskKind, chosen_kind
 from coterie.core.task import Task
 from coterie.data import SCENARIOS
-from coterie.data.new_samples import new_inputs, new_samples
+from coterie.data.new_samples import new_samples
 from coterie.data.own import OwnPopulation
 from coterie.data.schema import Schema, read_schema
 from coterie.methods import Method, chosen_method
@@ -33,14 +30,15 @@ from coterie.models.named import builder_named
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import defaults_of
 from coterie.runs.folder import RunFolder, RunKind, holds_comparison
+from coterie.runs.newcomer import Newcomer, group_of
 from coterie.runs.options import dtype_named
+from coterie.runs.predictions import Predictor
 from coterie.runs.records import CONFIG_FILE, Row
 from coterie.runs.result import Result
 from coterie.runs.saved import ReadyModel, filled, load_model
 from coterie.simulation.simulator import EngineOptions, Simulator
 
 Builder = nn.Module | Callable[[], nn.Module]
-_BATCH = 512
 _NEWCOMER = "newcomer"
 _OF_ONE = (RunKind.PEER, RunKind.CLIENT)
 
@@ -59,58 +57,6 @@ def load(
         names = sorted(file.parent.name for file in folder.glob("*/result.json"))
         raise CoterieError(f"{folder} holds a comparison; name one of its runs: {', '.join(names) or 'none is over'}.")
     return TrainedRun(RunFolder.of_finished(folder), model, method, loss)
-
-
-@dataclass(frozen=True)
-class Predictor:
-    """A model, and how its answers are said: the names of classes, or numbers in the user's units."""
-
-    model: nn.Module
-    schema: Schema
-    kind: TaskKind
-    client: ClientId
-
-    def __call__(self, x: Any) -> npt.NDArray[Any]:
-        """One answer for each of the inputs, which may be an array, a DataFrame, or the path of a file."""
-        return self.said(self.outputs(new_inputs(x, self.schema, self.client)))
-
-    def outputs(self, x: Tensor) -> Tensor:
-        """What the model answers to raw inputs."""
-        # a network that looks at all samples of a client together must see them together
-        together = any(getattr(part, "looks_at_all", False) for part in self.model.modules())
-        size = len(x) if together else _BATCH
-        with torch.inference_mode():
-            return torch.cat([self.model(part) for part in x.split(max(size, 1))])
-
-    def said(self, output: Tensor) -> npt.NDArray[Any]:
-        """Answers in the user's words."""
-        if self.kind == "regression":
-            numbers: npt.NDArray[Any] = output.double().numpy()
-            return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
-        if self.kind == "multilabel":
-            labels: npt.NDArray[Any] = (output > 0).long().numpy()
-            return labels
-        one = output.dim() == 1 or output.shape[-1] == 1
-        classes: npt.NDArray[Any] = ((output.reshape(-1) > 0).long() if one else output.argmax(-1)).numpy()
-        names = self.schema.class_names
-        return np.array(names, dtype=object)[classes] if names else classes
-
-
-@dataclass(frozen=True)
-class Newcomer:
-    """A client that a finished run has taken in: its group, where there are groups, and the model it uses."""
-
-    group: int | None
-    model: nn.Module
-    predictor: Predictor
-
-    def predict(self, x: Any) -> npt.NDArray[Any]:
-        """One answer for each of the inputs."""
-        return self.predictor(x)
-
-    def __repr__(self) -> str:
-        where = "one model for all" if self.group is None else f"the model of group {self.group}"
-        return f"<newcomer with {where}>"
 
 
 class TrainedRun:
@@ -210,17 +156,19 @@ class TrainedRun:
         fed = Simulator(method, task, population, seed=self.result.seed, options=EngineOptions(workers=1))
         with closing(fed):
             fed.round = self.result.rounds
-            state = method.admit(self._state, fed, [name])
+            # a method may let newcomers wait for a round that never comes here
+            state = method.placed(method.admit(self._state, fed, [name]), fed, [name])
             fed.commit()
-            group = _group(method, state, fed, name)
-            model = method.personal_models(state, fed.memory).get(name)
-            model = method.model_of(state, name, group) if model is None else model
+            group = group_of(method, state, fed, name)
+            own = method.personal_models(state, fed.memory).get(name)
+            model = method.model_of(state, name, group) if own is None else own
         learnt = self._trained_task(plain, lambda: state)
         network = method.ready(
             filled(learnt.model, model, f"the model for {name}").to(self._dtype), state, group, self.result.seed
         )
         ready = ReadyModel(network, task.normalise, task.target_scale).eval()
-        return Newcomer(group, ready, Predictor(ready, self.schema, self.kind, name))
+        found = None if group is None else len({group, *self.groups.values()})
+        return Newcomer(group, ready, Predictor(ready, self.schema, self.kind, name), found, own is not None)
 
     @cached_property
     def kind(self) -> TaskKind:
@@ -330,14 +278,3 @@ class TrainedRun:
 
     def _repr_html_(self) -> str:
         return self.result._repr_html_()
-
-
-def _group(method: RoundMethod[Any], state: Any, fed: Simulator, name: ClientId) -> int | None:
-    """The group of a newcomer: as it chose itself, or as the server knows it."""
-    value = method.assess(state, fed, [name]).value
-    if value is not None and int(value.cluster[0]) >= 0:
-        return int(value.cluster[0])
-    known = method.clusters(state, [name])
-    if known is None or known[0] >= 0:
-        return None if known is None else known[0]
-    return 0 if count(method.model_for(state, [name])[0]) == 1 else None  # where there is one group, all are in it

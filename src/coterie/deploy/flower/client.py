@@ -22,6 +22,7 @@ from coterie.core.interrupts import pause
 from coterie.core.notes import Note, silent
 from coterie.core.wire import WireError
 from coterie.deploy.boundary import reason_of
+from coterie.deploy.flower.admission import Admission
 from coterie.deploy.flower.calls import WholeCalls
 from coterie.deploy.flower.compat import (
     ActivateNodeRequest,
@@ -218,7 +219,7 @@ def join(
 ) -> None:
     """Take part in the runs of a server until it says goodbye; one that is away is waited for, `wait` seconds long."""
     away: float | None = None
-    known, outbox = False, Outbox(member.outbox)
+    known, outbox, admission = False, Outbox(member.outbox), Admission()
     while True:
         try:
             session = _connected(server, security, outbox, patient=known or away is not None)
@@ -234,12 +235,13 @@ def join(
         note(f"{member.name} has joined {server}")
         try:
             session.send_rest(note)
-            if _serve(member, session, limit, stay, note):
-                return
+            if _serve(member, session, limit, stay, note, admission):
+                break
         except (_Gone, httpx.TransportError) as error:
             note(str(error))
         finally:
             session.close()
+    admission.check(member.name)
 
 
 def _connected(server: str, security: Security, outbox: Outbox, *, patient: bool) -> Session:
@@ -264,12 +266,12 @@ def _connected(server: str, security: Security, outbox: Outbox, *, patient: bool
             raise (CoterieError(why) if why else _Gone(f"{server} cannot be reached ({error})")) from error
 
 
-def _serve(member: Member, session: Session, limit: int, stay: bool, note: Note) -> bool:
+def _serve(member: Member, session: Session, limit: int, stay: bool, note: Note, admission: Admission) -> bool:
     """Answer messages; true when the server has said goodbye. No message can end this client."""
     unforeseen, since = 0, time.monotonic()
     while True:
         try:
-            answered = _answer_next(member, session, limit, note)
+            answered = _answer_next(member, session, limit, note, admission)
             if answered is None:
                 pause(poll_pause(time.monotonic() - since))
                 continue
@@ -301,7 +303,7 @@ def poll_pause(idle: float) -> float:
     return min(max(_POLL_SECONDS, _POLL_SHARE * idle), _LONGEST_POLL_SECONDS)
 
 
-def _answer_next(member: Member, session: Session, limit: int, note: Note) -> str | None:
+def _answer_next(member: Member, session: Session, limit: int, note: Note, admission: Admission) -> str | None:
     """Answer the next message, if there is one; returned is its type."""
     received = session.receive(limit)
     if received is None:
@@ -312,6 +314,8 @@ def _answer_next(member: Member, session: Session, limit: int, note: Note) -> st
     kind: str = message.metadata.message_type
     if reply.has_error():
         note(f"refused {kind}: {reply.error.reason}")
+    else:
+        admission.hear(message)
     try:
         session.send(reply, time.monotonic() - began, note)
     except (httpx.HTTPStatusError, ObjectPushError) as error:

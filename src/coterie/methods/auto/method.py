@@ -40,12 +40,12 @@ from coterie.methods.auto.looks import appearances, pulls
 from coterie.methods.auto.messages import GroupModels, Groups, Looked, Paced, Pair, Prepared, Tried, Visit, Weighed
 from coterie.methods.auto.panels import group_panels
 from coterie.methods.base import A, Log
-from coterie.methods.clustered import Choice, ServesClusters, cluster_sizes
+from coterie.methods.clustered import Choice, KnowsMembers, chosen_of, cluster_sizes
 from coterie.methods.served import Use, use
 
 
 @dataclass(frozen=True)
-class Auto(ServesClusters[Groups]):
+class Auto(KnowsMembers[Groups]):
     """It has no settings of its own: what it does is decided by what the clients show."""
 
     name: ClassVar[str] = "auto"
@@ -172,6 +172,14 @@ class Auto(ServesClusters[Groups]):
     def admit(self, state: Groups, fed: Federation, new: Sequence[ClientId]) -> Groups:
         """Newcomers are served at once, by the group whose model fits them best; their first visit is as anybody's."""
         return groups.admitted(state, fed, new, self.find, self._classes(fed))
+
+    def fitting(
+        self, state: Groups, fed: Federation, ids: Sequence[ClientId], among: Sequence[int]
+    ) -> dict[ClientId, int]:
+        """By its loss under its own label prior, as newcomers choose."""
+        rows, shares = torch.tensor(among), visits.shares_by_group(state, self._classes(fed))
+        sent = GroupModels(take(self.cluster_models(state), rows), shares[rows], state.pace[rows])
+        return chosen_of(fed.ask(self.find, ids, same=sent, purpose="evaluation"), among)
 
     def cluster_models(self, state: Groups) -> Stack:
         """A mean over the last rounds where few come to each."""

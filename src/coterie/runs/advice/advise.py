@@ -50,7 +50,6 @@ _ABLE = (LOCAL, FEDAVG, TUNED, FEDCG, AUTO)
 """What can be recommended; the models per group show what groups are worth, and auto is the way to have them."""
 _PLAIN = (FEDAVG, FEDCG, AUTO)
 """What does not adapt to a client's own labels where others will be asked for."""
-_NAMES = "The inputs look alike in all groups: what differs is how classes are named."
 _WHY_FEDCG = (
     "Groups with the same inputs learn features together with FedCG; its clients tell how many samples of each class "
     "they have and what these have in the mean (docs/privacy.md)."
@@ -107,8 +106,8 @@ def advise(
     count = proposed if evidence.sure or (clear and evidence.mean > 0) else 1
     schema: Schema | None = getattr(population, "schema", None)
     apart = differences(held, found, _input_names(schema) if schema else ()) if count > 1 else None
-    renamed = other_names(state, _numbers(runs[AUTO]), schema.class_names if schema else ()) if count > 1 else []
-    if apart is not None and apart.alike_inputs and not renamed:
+    named = other_names(state, _numbers(runs[AUTO]) if count > 1 else {}, schema.class_names if schema else ())
+    if apart is not None and apart.alike_inputs and not named.joined:
         runs |= trial.tried(FEDCG, FedCG, **own[FEDCG])
     choices = _choices(runs, own)
     first = runs[FEDAVG]
@@ -126,8 +125,8 @@ def advise(
         command=(command or _in_python)(best.method, best.settings),
         choices=choices,
         clients=found if count > 1 else dict.fromkeys(found, 0),
-        apart="" if apart is None else _NAMES if renamed and apart.alike_inputs else apart.sentence,
-        remarks=(*renamed, *remarks_on(held), *_remarks_on_trial(best, first)),
+        apart="" if apart is None else named.sentence(apart),
+        remarks=(*named.remarks, *remarks_on(held), *_remarks_on_trial(best, first)),
         rounds=rounds,
         looked_at=len(ids),
         registered=len(population.ids),

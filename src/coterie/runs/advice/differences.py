@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from coterie.core.samples import ClientId, Population
 from coterie.core.terminal import shown
 from coterie.methods.auto.messages import Groups
+from coterie.methods.auto.renamings import Match, appearance, match
+from coterie.methods.auto.visits import members
 
 _LOOKED_AT = 200
 """Samples of a client that are looked at."""
@@ -19,6 +21,11 @@ _CLEAR = 4.0
 """Groups differ in something if it varies so many times more between them than within (an F ratio)."""
 _NAMED = 3
 _PAIRS = 4
+_MOSTLY = 0.7
+"""The share of the classes that must be the same if groups that differ in more are said to give other names to some.
+
+Of digits that are upside down a half look like a digit: 0, 1 and 8 as themselves, 6 as 9 and 9 as 6.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,21 +71,71 @@ def differences(population: Population, groups: Mapping[ClientId, int], names: S
     return Differences(_ratio(np.stack(inputs), number), _ratio(np.stack(labels), number) if labels else 0.0, features)
 
 
-def other_names(state: Groups, numbers: Mapping[int, int], names: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class OtherNames:
+    """Groups that give other names to what others see."""
+
+    remarks: list[str]
+    joined: bool
+    """Whether some of them train one network."""
+    alone: bool
+    """Whether names are all that tells the groups apart, as far as can be told."""
+    whole: bool
+    """Whether that can be told of every class."""
+
+    def sentence(self, apart: Differences) -> str:
+        """What tells the groups apart, in plain words."""
+        if not self.remarks or not apart.alike_inputs:
+            return apart.sentence
+        if self.alone:
+            sure = "" if self.whole else ", as far as these samples tell"
+            return f"The inputs look alike in all groups: what differs is how classes are named{sure}."
+        return "The inputs look alike in the mean of all classes: what differs is how classes are named, and more."
+
+
+def other_names(state: Groups, numbers: Mapping[int, int], names: Sequence[str]) -> OtherNames:
     """Which groups give other names to the same inputs, and which; `numbers` are those that the advice gives groups."""
-    said = []
-    for group, renaming in sorted(state.renamed.items(), key=lambda each: int(each[0])):
-        if int(group) not in numbers or renaming.root not in numbers:
+    said, alone, all_told = [], True, True
+    joined = {int(group): each for group, each in state.renamed.items() if {int(group), each.root} <= set(numbers)}
+    seen = {group: appearance(state, members(state, group)) for group in numbers}
+    known = {group: each for group, each in seen.items() if each is not None}
+    first = max(known, key=lambda group: (len(members(state, group)), -group), default=-1)
+    for group in sorted(set(numbers) - {each.root for each in joined.values()}):
+        root = joined[group].root if group in joined else first
+        if group == root or group not in known or root not in known:
             continue
-        called = names if len(names) == len(renaming.labels) else [str(label) for label in range(len(renaming.labels))]
-        pairs = [(called[own], called[there]) for own, there in enumerate(renaming.labels) if own != there]
-        listed = ", ".join(f"{shown(own)} is {shown(there)} there" for own, there in pairs[:_PAIRS])
-        more = f" and {len(pairs) - _PAIRS} more" if len(pairs) > _PAIRS else ""
-        said.append(
-            f"Group {numbers[int(group)]} sees what group {numbers[renaming.root]} does and gives it other names: its "
-            f"{listed}{more}. If that is a mistake in the data, correct it there; auto trains one network for both."
-        )
-    return said
+        found = match(known[group], known[root])
+        labels = joined[group].labels if group in joined else range(len(known[group][0]))
+        if group in joined:
+            found = Match({own: to for own, to in found.same.items() if labels[own] == to}, found.unlike)
+        alone &= group in joined and not found.unlike
+        all_told &= len(found.same) == len(labels)
+        if found.renamed and (group in joined or len(found.same) >= _MOSTLY * len(labels)):
+            called = names if len(names) == len(labels) else [str(label) for label in range(len(labels))]
+            said.append(_remark(numbers[group], numbers[root], found, called, group in joined))
+    return OtherNames(said, bool(joined), alone and len(numbers) == len(joined) + 1, all_told)
+
+
+def _remark(group: int, root: int, found: Match, called: Sequence[str], joined: bool) -> str:
+    """What is sure of the names that one group gives to what another sees."""
+    pairs = [f"{shown(called[own])} is {shown(called[to])} there" for own, to in sorted(found.renamed.items())]
+    more = f" and {len(pairs) - _PAIRS} more" if len(pairs) > _PAIRS else ""
+    whole = len(found.same) == len(called)
+    what = f"sees what group {root} does and gives it" if whole else f"gives some of what group {root} sees"
+    text = f"Group {group} {what} other names: its {', '.join(pairs[:_PAIRS])}{more}."
+    unclear = [own for own in range(len(called)) if own not in found.same and own not in found.unlike]
+    if found.unlike:
+        text += f" Names are not all that differs: no class there looks like its {_few(found.unlike, called)}."
+    if unclear:
+        text += f" What its {_few(unclear, called)} is there, the samples do not tell."
+    trains = "auto trains one network for both" if joined else "auto trains a network for each, since more differs"
+    return f"{text} If the names are a mistake in the data, correct it there; {trains}."
+
+
+def _few(classes: Sequence[int], called: Sequence[str]) -> str:
+    """The names of the first of these classes."""
+    listed = ", ".join(shown(called[label]) for label in classes[:_PAIRS])
+    return f"{listed} and {len(classes) - _PAIRS} more" if len(classes) > _PAIRS else listed
 
 
 def _sums(values: NDArray[np.float64], groups: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
