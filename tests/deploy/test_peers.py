@@ -25,7 +25,8 @@ from coterie.methods.p2p.base import PeerMethod
 from coterie.report.observers import ReportWriter
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.experiment import execute
-from coterie.runs.peer import PeerOptions, network_of, run_peer
+from coterie.runs.peer import PeerOptions, run_peer
+from coterie.runs.peer_terms import network_of
 from coterie.runs.view import Views
 
 from .processes import LONG, free_port
@@ -172,7 +173,7 @@ def connected(
     from coterie.deploy.hello import Hello
 
     hello = Hello(name, (1, 8, 8), 10, "uint8", 5, (0.5,), (0.5,))
-    return PeerConnection(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
+    return PeerConnection.alone(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
 
 
 def soon(true: Callable[[], object]) -> None:
@@ -189,12 +190,12 @@ def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -
         a.enter()
         b.enter()
         soon(lambda: a.others() == {"b"} and b.others() == {"a"})
-        assert a.hellos(["b"])["b"].name == "b"
+        assert a.session.hellos(["b"])["b"].name == "b"
         assert a.fetch(0, ["b"], kind="model", seconds=0.3) == {}  # it has nothing yet: not waited for any longer
         waiting: dict[str, bytes] = {}
         asker = threading.Thread(target=lambda: waiting.update(a.fetch(0, ["b"], kind="change", seconds=LONG)))
         asker.start()
-        soon(lambda: [told for _, told, _, until in b._waiting if until > time.monotonic()] == ["change"])
+        soon(lambda: [wanted.kind for wanted in b._waiting if wanted.until > time.monotonic()] == ["change"])
         b.offer(0, {"model": b"short", "change": b"long"}, latest_is_fine=False)
         asker.join(LONG)
         assert waiting == {"b": b"long"}
@@ -211,7 +212,7 @@ def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -
 
 
 def test_peers_of_another_authority_do_not_get_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.deploy.zenoh.connection._CONNECT_SECONDS", 1.0)  # two of them wait for it in vain
+    monkeypatch.setattr("coterie.deploy.zenoh.session._CONNECT_SECONDS", 1.0)  # two of them wait for it in vain
     from coterie.deploy.certificates import make_certificates
 
     make_certificates(tmp_path / "ours", ["a", "b"], ["127.0.0.1"])
@@ -231,7 +232,7 @@ def test_peers_of_another_authority_do_not_get_in(tmp_path: Path, monkeypatch: p
         assert c.others() == set()
         assert d.others() == set()
         with pytest.raises(Unfinished, match="2 peers are needed and after 0 s there are: c"):
-            c.wait_for(2, 0.0)
+            c.session.wait_for(2, 0.0)
     finally:
         for peer in (a, b, c, d):
             peer.close()
@@ -265,7 +266,7 @@ def test_a_peer_under_anothers_name_is_turned_away(tmp_path: Path) -> None:
             assert a.fetch(0, ["b"], kind="model", seconds=LONG) == {"b": b"true"}
         assert a.fetch(5, ["b"], kind="model", seconds=1.0) == {}
         soon(lambda: a.progress() == {"b": 0})
-        assert a.ask("progress", ["b"]) == {"b": "0"}
+        assert a.session.ask("progress", ["b"]) == {"b": "0"}
         assert any("has not signed" in text for text in heard)
     finally:
         for peer in (m, b, a):
