@@ -29,7 +29,7 @@ from coterie.runs.peer import PeerOptions, run_peer
 from coterie.runs.peer_terms import network_of
 from coterie.runs.view import Views
 
-from .processes import LONG, free_port
+from .processes import LONG, free_port, until
 
 PEERS = [name for name, kind in METHODS.items() if issubclass(kind, PeerMethod)]
 NAMES = ("0", "1", "2", "3", "4")
@@ -83,21 +83,24 @@ class Crowd:
     def start(
         self, names: tuple[ClientId, ...] = NAMES, peers: int = len(NAMES), fast: Callable[[], bool] = lambda: True
     ) -> list[threading.Thread]:
-        threads = [threading.Thread(target=self.run, args=(name, peers, fast)) for name in names]
+        threads = [threading.Thread(target=self.run, args=(name, peers, fast), daemon=True) for name in names]
         for thread in threads:
             thread.start()
         return threads
+
+    def finished(self, threads: list[threading.Thread]) -> None:
+        """Wait for all of them; the others of one that cannot go on would wait for it, and nobody would see why."""
+
+        def failed() -> dict[ClientId, Exception]:
+            return {name: found for name, found in self.results.items() if isinstance(found, Exception)}
+
+        until(lambda: failed() or not any(thread.is_alive() for thread in threads), "the end of all peers")
+        assert not failed()
 
     def result(self, name: ClientId) -> Result:
         found = self.results[name]
         assert isinstance(found, Result), found
         return found
-
-
-def finished(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(LONG)
-        assert not thread.is_alive()
 
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,7 +117,7 @@ def test_peers_in_lock_step_end_as_simulated_ones(form: str, tmp_path: Path) -> 
     method, settings = FORMS[form]
     config = config_of(method, settings={"epochs": 1, "batch": 4, "l": 3, "k": 2, **settings})
     crowd = Crowd(tmp_path, config, PeerPace(lock_step=True, seconds=LONG))
-    finished(crowd.start())
+    crowd.finished(crowd.start())
     alone = execute(crowd.config, None)
     accuracy = dict(zip(alone.client_ids, alone.per_client_accuracy, strict=True))
     for name in NAMES:
@@ -137,7 +140,7 @@ def test_peers_at_their_own_pace_reach_the_same_accuracy(tmp_path: Path) -> None
         scenario=dataclasses.replace(config_of("panm").scenario, samples=60, test_samples=40),
     )
     crowd = Crowd(tmp_path, longer, PeerPace(lock_step=False, seconds=LONG))
-    finished(crowd.start())
+    crowd.finished(crowd.start())
     free = sum(crowd.result(name).accuracy for name in NAMES) / len(NAMES)
     assert free > execute(longer, None).accuracy - 0.1
     assert free > 0.5
@@ -153,7 +156,7 @@ def test_a_late_peer_skips_what_the_others_have_done_and_is_asked(tmp_path: Path
 
     first = crowd.start(NAMES[:4], 4, met)
     soon(lambda: metrics.is_file() and metrics.read_text().count("\n") >= 4)
-    finished([*first, *crowd.start(NAMES[4:], peers=2)])
+    crowd.finished([*first, *crowd.start(NAMES[4:], peers=2)])
     log = late.read_text()
     assert '"skipped": 1' in log
     assert '"aggregated": 2' in log

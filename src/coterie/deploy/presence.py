@@ -196,6 +196,12 @@ class Presence:
             gate = self._alive.gate(round)
         return gate.wait(seconds)
 
+    def awaited(self) -> tuple[int, list[ClientId]]:
+        """The latest round that a peer of this process waits in, and for whom of the others."""
+        with self._lock:
+            latest, late = self._alive.awaited()
+            return latest, [name for name in late if name not in self._own]
+
     def give_up(self, name: ClientId) -> int:
         """No peer of this process waits for it until it moves; returned is where it stands."""
         with self._lock:

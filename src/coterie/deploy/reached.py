@@ -92,6 +92,11 @@ class Reached:
         self._open()
         return gate
 
+    def awaited(self) -> tuple[int, list[ClientId]]:
+        """The latest round that somebody waits in, and for whom."""
+        latest = max(self._gates, default=NOT_BEGUN)
+        return latest, self.behind(latest)
+
     def _open(self) -> None:
         for over in [number for number in self._gates if not self.waits(number)]:
             self._gates.pop(over).set()

@@ -73,6 +73,9 @@ class Address:
             "scouting/multicast/enabled": False,
             "scouting/gossip/enabled": True,
             "transport/link/rx/max_message_size": limit + _FRAMING,
+            # models go by the link, and with certificates encrypted. Else each session takes 16 MB of the machine's
+            # shared memory at its first model, and after a run they are not given back before the process ends
+            "transport/shared_memory/enabled": False,
         }
         if self.security is not None:
             tables["transport/link/tls"] = {

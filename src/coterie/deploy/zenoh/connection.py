@@ -61,7 +61,8 @@ class PeerConnection:
         self._answers: dict[int, Mapping[Kind, bytes]] = {}
         self._waiting: list[Wanted] = []
         self._texts = {"hello": to_text(hello), "agreement": ""}
-        self._latest_is_fine = self._alone = False
+        self._latest_is_fine = self._alone = self._gone = False
+        self._stamp = 0
         self._declared: list[Any] = []
 
     @classmethod
@@ -168,12 +169,12 @@ class PeerConnection:
     def serve(self, wanted: Wanted) -> None:
         """Answer; if we are not there yet, when we are."""
         with self._lock:
-            latest = max(self._answers, default=None)
+            gone, latest = self._gone, max(self._answers, default=None)
             at = latest if self._latest_is_fine and latest is not None else wanted.round
             answer = self._answers.get(at, {}).get(wanted.kind)
             # only for what comes soon, so that no peer can fill the places of those who wait
             soon = self._own_progress < at <= max(self._own_progress, 0) + _SOON or not self._answers
-            if answer is None and soon and len(self._waiting) < _MOST_WAITING:
+            if answer is None and soon and not gone and len(self._waiting) < _MOST_WAITING:
                 self._waiting.append(wanted)
                 return
         self._answer(wanted, answer)
@@ -182,8 +183,11 @@ class PeerConnection:
         if answer is not None:
             with self._lock:
                 self.sent += len(answer)  # before it is there: who has it may end the run
-            wanted.reply(answer)
-        wanted.end()
+        try:
+            if answer is not None:
+                wanted.reply(answer)
+        finally:
+            wanted.end()
 
     def offer(self, round: int, answers: Mapping[Kind, bytes], *, latest_is_fine: bool) -> None:
         """Our answers of a round, of every kind that is asked for; those who wait for them get them now."""
@@ -206,10 +210,12 @@ class PeerConnection:
         self.announce(round)
 
     def announce(self, progress: int) -> None:
-        """Tell the others how far we are."""
+        """Tell the others how far we are. They may miss it, and ask (see `PeerSession`)."""
         self._own_progress = max(self._own_progress, progress)
         key = f"{self.session.root}/progress/{quote(self.name, safe='')}"
-        text = f"{self._own_progress};{time.time_ns()}"
+        # what is older than the last word is not read: a clock that is set back must not make it so
+        self._stamp = max(self._stamp + 1, time.time_ns())
+        text = f"{self._own_progress};{self._stamp}"
         signed = None if self._identity is None else self._identity.sign(key, text.encode())
         self.session.zenoh.put(key, text, attachment=signed)
         self.session.presence.reach(self.name, self._own_progress)
@@ -246,7 +252,11 @@ class PeerConnection:
         return dict(found)
 
     def leave(self) -> None:
-        """Be gone from the network."""
+        """Be gone from the network; who waits for an answer waits no longer."""
+        with self._lock:
+            self._gone, waiting, self._waiting = True, self._waiting, []
+        for wanted in waiting:
+            wanted.end()
         for declared in reversed(self._declared):
             declared.undeclare()
         self._declared = []

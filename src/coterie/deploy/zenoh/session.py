@@ -4,10 +4,14 @@ A session listens, connects to one or more seeds and learns of others by gossip.
 there. Nothing that arrives is more than bytes of `wire`, checked by the peer that asked. With certificates, all of it
 is signed, and only those who have shown that a name is theirs are there at all (see `signing`). Peers of the same
 process ask each other directly: nothing between them could be in another's name.
+
+What peers announce may be lost on its way, though both are there: zenoh promises no more of a put, which it may drop
+where a link is full. So an announcement is news and no more: who is waited for longer than a moment is asked.
 """
 
 from __future__ import annotations
 
+import random
 import secrets
 import threading
 import time
@@ -26,6 +30,7 @@ from coterie.core.terminal import brief
 from coterie.deploy.boundary import LONGEST_TEXT, blamed, checked
 from coterie.deploy.hello import Hello
 from coterie.deploy.presence import Presence
+from coterie.deploy.reached import NOT_BEGUN
 from coterie.deploy.turns import Turns
 from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.signing import Impostor
@@ -38,6 +43,8 @@ _SETTLE_SECONDS = 0.5
 _CONNECT_SECONDS = 3.0
 _QUESTION_SECONDS = 3.0
 _AT_ONCE = 100  # questions whose answers are waited for together
+_MOMENT, _LONGEST_PAUSE = 1.0, 8.0  # seconds: before those who are waited for are asked, and between two questions
+_SOME = 32  # so many of them: where more are late, they are at work
 _LONGEST_SIGNATURE = 1000
 
 
@@ -67,6 +74,7 @@ class PeerSession:
         ]
         if self.met is not None:
             threading.Thread(target=self._meet_newcomers, daemon=True).start()
+        threading.Thread(target=self._ask_after, daemon=True).start()
 
     def settle(self) -> None:
         """Learn of those who are there, once."""
@@ -120,6 +128,28 @@ class PeerSession:
                 early = self.presence.held(name)
                 if early is not None:
                     self._take_progress(name, *early)
+
+    def _ask_after(self) -> None:
+        """Ask those whom a peer here waits for how far they are: soon after a wait began, then less and less often."""
+        before, rest = NOT_BEGUN, _MOMENT
+        named: set[ClientId] = set()
+        while not self._closed.wait(rest):
+            at, late = self.presence.awaited()
+            if not late or at != before:
+                before, rest = at, _MOMENT
+                continue
+            some = late if len(late) <= _SOME else random.SystemRandom().sample(late, _SOME)
+            try:
+                said = self.ask("progress", some)
+            except zenoh.ZError:
+                return  # closed meanwhile
+            for name, text in said.items():
+                self.presence.look_up(name, text)
+            mute = set(some) - said.keys()
+            if mute - named:
+                self.note(f"waiting for {brief(', '.join(sorted(mute - named)))} in round {at + 1}: no answer")
+            named = (named | mute) - said.keys()
+            rest = min(2 * rest, _LONGEST_PAUSE)
 
     def _on_progress(self, sample: Any) -> None:
         name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
