@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import deployment, fedcg_step, load, networks, peer_methods, sampled, server, training, ward
+from benchmarks import deployment, fedcg_step, hosts, load, networks, peer_methods, sampled, server, training, ward
 
 BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "training": training.measure,
@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[], list[dict[str, object]]]] = {
     "deployment-slow-tenth": load.slow_tenth,
     "deployment-where": load.where,
     "deployment-many-peers": load.peers,
+    "deployment-hosted-peers": hosts.hosted,
 }
 
 

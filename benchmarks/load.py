@@ -66,7 +66,7 @@ class Meter(Clock):
     def update(self, row: Mapping[str, Any]) -> None:
         """A round is over."""
         super().update(row)
-        self._spent.append({name: _processor_seconds(process) for name, process in self._processes.items()})
+        self._spent.append({name: processor_seconds(process) for name, process in self._processes.items()})
 
     def found(self) -> dict[str, object]:
         """Seconds a round, processor seconds a round and memory of each part."""
@@ -75,16 +75,18 @@ class Meter(Clock):
         return {
             **per_round(self.ends),
             **{f"{name} CPU s": round(seconds, 2) for name, seconds in spent.items()},
-            **{f"{name} MB": round(_resident(process)) for name, process in self._processes.items()},
+            **{f"{name} MB": round(resident(process)) for name, process in self._processes.items()},
         }
 
 
-def _processor_seconds(process: int) -> float:
+def processor_seconds(process: int) -> float:
+    """Of a process so far, in all its threads."""
     parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _resident(process: int) -> float:
+def resident(process: int) -> float:
+    """Its memory in MB."""
     if process != os.getpid():
         return resident_megabytes(process)
     lines = Path("/proc/self/status").read_text().splitlines()  # without those that it has started

@@ -23,10 +23,24 @@ LONG = 240.0
 _PORTS = (10_000, 30_000)  # below those that systems give to outgoing connections, of which there are many here
 
 
+_kept: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """A port that nobody uses, and that nobody is given before the process that will listen there has started."""
+    """A port that nobody uses, and that nobody else is given as long as this process runs.
+
+    The UDP port of the same number, which no test needs, is kept for that: of two peers with the same port one cannot
+    listen, and all others wait for it.
+    """
     while True:
         port = random.SystemRandom().randrange(*_PORTS)
+        ours = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            ours.bind(("127.0.0.1", port))
+        except OSError:
+            ours.close()
+            continue
+        _kept.append(ours)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port

@@ -285,7 +285,7 @@ def test_one_client_does_not_decide_the_common_normalisation() -> None:
 def test_what_a_peer_knows_of_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.deploy.presence._MOST_NAMES", 3)
     heard: list[str] = []
-    there = Presence("me", heard.append)
+    there = Presence(["me"], heard.append)
     assert not there.claim("../x")
     assert "turned away a peer that calls itself '../x'" in heard[0]
     assert [there.claim(name) for name in ("a", "b", "c", "d")] == [True, True, True, False]
@@ -294,8 +294,8 @@ def test_what_a_peer_knows_of_others_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert there.others() == {"a", "b", "c"}
     for text in (b"9" * 50 + b";1", b"x;1", b"5", b"-7;3", "²;1".encode(), b"1;" + b"9" * 40):
         there.take_progress("a", text)
-    assert there.progress()["a"] == -1
+    assert there.progress("me")["a"] == -1
     there.take_progress("a", b"7;2")
     there.take_progress("a", b"3;1")  # heard again
-    assert there.progress()["a"] == 7
+    assert there.progress("me")["a"] == 7
     assert whole_number("1_0", 0, 99) == 10

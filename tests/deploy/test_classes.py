@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from coterie.core.errors import CoterieError
 from coterie.deploy.fitting import unlike
 from coterie.deploy.hello import Hello
 from coterie.deploy.protocol import to_text
-from coterie.runs import peer
+from coterie.runs import peer_terms
 from coterie.runs.classes import brought_alone, check_said, common_classes, odd_classes
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.serve import _FittingClients
@@ -251,11 +252,15 @@ class Network:
     def __init__(self, hellos: dict[str, Hello], agreements: dict[str, str] | None = None) -> None:
         self.said, self.agreements = hellos, agreements or {}
 
-    def hellos(self, names: list[str]) -> dict[str, Hello]:
+    def hellos(self, names: Sequence[str]) -> dict[str, Hello]:
         return {name: self.said[name] for name in names}
 
-    def ask(self, what: str, names: list[str]) -> dict[str, str]:
+    def ask(self, what: str, names: Sequence[str]) -> dict[str, str]:
         return {name: self.agreements[name] for name in names if name in self.agreements}
+
+
+def nobody_leaves(name: str, why: str) -> None:
+    raise AssertionError(f"{name} leaves: {why}")
 
 
 def peers() -> RunConfig:
@@ -264,11 +269,11 @@ def peers() -> RunConfig:
 
 def test_a_peer_that_comes_back_with_other_data_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(told(a=3, x=29))
-    fitting = peer._FittingPeers(peers(), network, TOLD, print)  # type: ignore[arg-type]
+    fitting = peer_terms.FittingPeers(peers(), network, {"me": TOLD}, print, nobody_leaves)
     assert fitting({"a", "x"}) == {"a"}
     assert fitting.notices() == [f"x is not counted: {fitting._odd['x']}"]
     network.said = told(a=3, x=3)
-    monkeypatch.setattr(peer, "_HELLO_SECONDS", -1.0)
+    monkeypatch.setattr(peer_terms, "_HELLO_SECONDS", -1.0)
     assert fitting({"a", "x"}) == {"a", "x"}
     assert fitting.notices() == []
     network.said = {**told(a=3), "x": replace(TOLD, shape=(5,))}
@@ -284,13 +289,15 @@ def test_one_peers_word_is_not_that_of_a_network(word: str) -> None:
     mine = {**told(a=3, b=3), "me": TOLD}
     text = word if word == "nonsense" else to_text(replace(agree(config_, mine), classes=29))
     network, notes = Network(there, {"evil": text}), list[str]()
-    fitting = peer._FittingPeers(config_, network, TOLD, notes.append)  # type: ignore[arg-type]
+    fitting = peer_terms.FittingPeers(config_, network, {"me": TOLD}, notes.append, nobody_leaves)
     assert fitting({"a", "b", "evil"}) == {"a", "b"}
-    spec = peer._run_spec(config_, network, {"a", "b", "evil", "me"}, TOLD, notes.append)  # type: ignore[arg-type]
+    spec = peer_terms.run_specs(config_, network, {"a", "b", "evil", "me"}, {"me": TOLD}, notes.append)[0]["me"]
     assert spec.classes == 3
     assert any("not believed" in note for note in notes)
     everyone = {name: to_text(spec) for name in ("a", "b", "evil")}
-    assert peer._FittingPeers(config_, Network(there, everyone), TOLD, print)({"a", "b", "evil"}) == {"a", "b", "evil"}  # type: ignore[arg-type]
+    assert peer_terms.FittingPeers(config_, Network(there, everyone), {"me": TOLD}, print, nobody_leaves)(
+        {"a", "b", "evil"}
+    ) == {"a", "b", "evil"}
 
 
 def test_who_has_other_classes_than_the_configuration_says_has_no_vote_on_the_form() -> None:

@@ -23,7 +23,7 @@ from coterie.deploy.zenoh.address import Address
 from coterie.deploy.zenoh.connection import PeerConnection
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import client_data
-from coterie.runs.peer import _believed, _most_told, network_of
+from coterie.runs.peer_terms import believed, most_told, network_of
 from coterie.runs.spec import agree
 
 from .processes import LONG, Stage, free_port, until, write_run
@@ -131,7 +131,7 @@ def test_a_peer_runs_no_code_that_another_peer_names(stage: Stage) -> None:
     notes: list[str] = []
     port = free_port()
     with closing(
-        PeerConnection("0", network_of(config), own, Address(f"127.0.0.1:{port}"), 1 << 20, notes.append)
+        PeerConnection.alone("0", network_of(config), own, Address(f"127.0.0.1:{port}"), 1 << 20, notes.append)
     ) as evil:
         evil.agree(to_text(replace(agree(config, {"0": own}), model="evil.py:build")))
         evil.enter()
@@ -144,9 +144,9 @@ def test_a_peer_runs_no_code_that_another_peer_names(stage: Stage) -> None:
         until(lambda: stage.rounds() >= 2, "two rounds of the victim")
         # garbage where a round and a patience belong
         for question in ("x;1;1;y", f"{'9' * 60};1;{'9' * 60};y", ";;;", "1"):
-            for reply in evil._session.get(f"{evil._root}/model/1?{question}", timeout=0.3):
+            for reply in evil.session.zenoh.get(f"{evil.session.root}/model/1?{question}", timeout=0.3):
                 assert reply.ok is None
-        evil._session.put(f"{evil._root}/progress/..%2Fx", b"\xff" * 50)
+        evil.session.zenoh.put(f"{evil.session.root}/progress/..%2Fx", b"\xff" * 50)
         now = stage.rounds()
         until(lambda: stage.rounds() > now, "another round")
         victim.signal(signal.SIGTERM)
@@ -167,9 +167,9 @@ def test_one_peer_that_lies_about_the_data_locks_nobody_out(stage: Stage, lie: d
         def ask(self, what: str, others: list[str]) -> dict[str, str]:
             return {name: words[name] for name in others}
 
-    told = _most_told(_believed(config, Answers(), ["0", "evil"], print), own)  # type: ignore[arg-type]
+    told = most_told(believed(config, Answers(), ["0", "evil"], print), own)  # type: ignore[arg-type]
     assert told == honest
-    assert _most_told(_believed(config, Answers(), ["evil"], print), own) != honest  # type: ignore[arg-type]
+    assert most_told(believed(config, Answers(), ["evil"], print), own) != honest  # type: ignore[arg-type]
 
 
 def test_a_client_that_joins_without_end_does_not_fill_the_log() -> None:

@@ -25,10 +25,11 @@ from coterie.methods.p2p.base import PeerMethod
 from coterie.report.observers import ReportWriter
 from coterie.runs.config import RunConfig, from_tables
 from coterie.runs.experiment import execute
-from coterie.runs.peer import PeerOptions, network_of, run_peer
+from coterie.runs.peer import PeerOptions, run_peer
+from coterie.runs.peer_terms import network_of
 from coterie.runs.view import Views
 
-from .processes import LONG, free_port
+from .processes import LONG, free_port, until
 
 PEERS = [name for name, kind in METHODS.items() if issubclass(kind, PeerMethod)]
 NAMES = ("0", "1", "2", "3", "4")
@@ -82,21 +83,24 @@ class Crowd:
     def start(
         self, names: tuple[ClientId, ...] = NAMES, peers: int = len(NAMES), fast: Callable[[], bool] = lambda: True
     ) -> list[threading.Thread]:
-        threads = [threading.Thread(target=self.run, args=(name, peers, fast)) for name in names]
+        threads = [threading.Thread(target=self.run, args=(name, peers, fast), daemon=True) for name in names]
         for thread in threads:
             thread.start()
         return threads
+
+    def finished(self, threads: list[threading.Thread]) -> None:
+        """Wait for all of them; the others of one that cannot go on would wait for it, and nobody would see why."""
+
+        def failed() -> dict[ClientId, Exception]:
+            return {name: found for name, found in self.results.items() if isinstance(found, Exception)}
+
+        until(lambda: failed() or not any(thread.is_alive() for thread in threads), "the end of all peers")
+        assert not failed()
 
     def result(self, name: ClientId) -> Result:
         found = self.results[name]
         assert isinstance(found, Result), found
         return found
-
-
-def finished(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(LONG)
-        assert not thread.is_alive()
 
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,7 +117,7 @@ def test_peers_in_lock_step_end_as_simulated_ones(form: str, tmp_path: Path) -> 
     method, settings = FORMS[form]
     config = config_of(method, settings={"epochs": 1, "batch": 4, "l": 3, "k": 2, **settings})
     crowd = Crowd(tmp_path, config, PeerPace(lock_step=True, seconds=LONG))
-    finished(crowd.start())
+    crowd.finished(crowd.start())
     alone = execute(crowd.config, None)
     accuracy = dict(zip(alone.client_ids, alone.per_client_accuracy, strict=True))
     for name in NAMES:
@@ -136,7 +140,7 @@ def test_peers_at_their_own_pace_reach_the_same_accuracy(tmp_path: Path) -> None
         scenario=dataclasses.replace(config_of("panm").scenario, samples=60, test_samples=40),
     )
     crowd = Crowd(tmp_path, longer, PeerPace(lock_step=False, seconds=LONG))
-    finished(crowd.start())
+    crowd.finished(crowd.start())
     free = sum(crowd.result(name).accuracy for name in NAMES) / len(NAMES)
     assert free > execute(longer, None).accuracy - 0.1
     assert free > 0.5
@@ -152,7 +156,7 @@ def test_a_late_peer_skips_what_the_others_have_done_and_is_asked(tmp_path: Path
 
     first = crowd.start(NAMES[:4], 4, met)
     soon(lambda: metrics.is_file() and metrics.read_text().count("\n") >= 4)
-    finished([*first, *crowd.start(NAMES[4:], peers=2)])
+    crowd.finished([*first, *crowd.start(NAMES[4:], peers=2)])
     log = late.read_text()
     assert '"skipped": 1' in log
     assert '"aggregated": 2' in log
@@ -172,7 +176,7 @@ def connected(
     from coterie.deploy.hello import Hello
 
     hello = Hello(name, (1, 8, 8), 10, "uint8", 5, (0.5,), (0.5,))
-    return PeerConnection(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
+    return PeerConnection.alone(name, "test", hello, Address(f"127.0.0.1:{port}", seeds, security), limit, note)
 
 
 def soon(true: Callable[[], object]) -> None:
@@ -189,12 +193,12 @@ def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -
         a.enter()
         b.enter()
         soon(lambda: a.others() == {"b"} and b.others() == {"a"})
-        assert a.hellos(["b"])["b"].name == "b"
+        assert a.session.hellos(["b"])["b"].name == "b"
         assert a.fetch(0, ["b"], kind="model", seconds=0.3) == {}  # it has nothing yet: not waited for any longer
         waiting: dict[str, bytes] = {}
         asker = threading.Thread(target=lambda: waiting.update(a.fetch(0, ["b"], kind="change", seconds=LONG)))
         asker.start()
-        soon(lambda: [told for _, told, _, until in b._waiting if until > time.monotonic()] == ["change"])
+        soon(lambda: [wanted.kind for wanted in b._waiting if wanted.until > time.monotonic()] == ["change"])
         b.offer(0, {"model": b"short", "change": b"long"}, latest_is_fine=False)
         asker.join(LONG)
         assert waiting == {"b": b"long"}
@@ -211,7 +215,7 @@ def test_a_peer_answers_when_it_is_there_and_a_silent_one_is_gone_on_without() -
 
 
 def test_peers_of_another_authority_do_not_get_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.deploy.zenoh.connection._CONNECT_SECONDS", 1.0)  # two of them wait for it in vain
+    monkeypatch.setattr("coterie.deploy.zenoh.session._CONNECT_SECONDS", 1.0)  # two of them wait for it in vain
     from coterie.deploy.certificates import make_certificates
 
     make_certificates(tmp_path / "ours", ["a", "b"], ["127.0.0.1"])
@@ -231,7 +235,7 @@ def test_peers_of_another_authority_do_not_get_in(tmp_path: Path, monkeypatch: p
         assert c.others() == set()
         assert d.others() == set()
         with pytest.raises(Unfinished, match="2 peers are needed and after 0 s there are: c"):
-            c.wait_for(2, 0.0)
+            c.session.wait_for(2, 0.0)
     finally:
         for peer in (a, b, c, d):
             peer.close()
@@ -265,7 +269,7 @@ def test_a_peer_under_anothers_name_is_turned_away(tmp_path: Path) -> None:
             assert a.fetch(0, ["b"], kind="model", seconds=LONG) == {"b": b"true"}
         assert a.fetch(5, ["b"], kind="model", seconds=1.0) == {}
         soon(lambda: a.progress() == {"b": 0})
-        assert a.ask("progress", ["b"]) == {"b": "0"}
+        assert a.session.ask("progress", ["b"]) == {"b": "0"}
         assert any("has not signed" in text for text in heard)
     finally:
         for peer in (m, b, a):

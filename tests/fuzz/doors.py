@@ -174,13 +174,16 @@ def bare_swarm() -> Any:
     """One peer's handlers without a session: only what arrives is looked at."""
     from coterie.deploy.presence import Presence
     from coterie.deploy.zenoh.connection import PeerConnection
+    from coterie.deploy.zenoh.session import PeerSession
 
-    bare = object.__new__(PeerConnection)
-    bare.name, bare.limit, bare._identity, bare._note = "a", 1 << 20, None, lambda _: None
-    bare._presence = Presence("a", _short)
-    bare._lock, bare._news, bare._closed = threading.Lock(), threading.Event(), threading.Event()
+    shared, bare = object.__new__(PeerSession), object.__new__(PeerConnection)
+    shared.limit, shared.met, shared.note, shared.root = 1 << 20, None, lambda _: None, "coterie/n"
+    shared.presence, shared.here = Presence(["a"], _short), {"a": bare}
+    shared._news, shared._closed = threading.Event(), threading.Event()
+    bare.name, bare.limit, bare._identity, bare.session = "a", 1 << 20, None, shared
+    bare._lock = threading.Lock()
     bare._answers, bare._waiting, bare._own_progress = {0: {"model": b"x", "change": b"y"}}, [], 0
-    bare._texts, bare._latest_is_fine, bare._root, bare.sent = {"hello": "h"}, False, "coterie/n", 0
+    bare._texts, bare._latest_is_fine, bare.sent = {"hello": "h"}, False, 0
     return bare
 
 
@@ -188,6 +191,7 @@ def _handlers() -> Door:
     import zenoh
 
     handled = bare_swarm()
+    shared = handled.session
 
     def arrive(data: bytes) -> None:
         said = json.loads(data)
@@ -197,9 +201,9 @@ def _handlers() -> Door:
             kind=zenoh.SampleKind.PUT if said.get("put") else zenoh.SampleKind.DELETE,
             parameters=str(said.get("parameters", "")), reply=lambda *_, **__: None, drop=lambda: None,
         )  # fmt: skip
-        for handler in (handled._on_life, handled._on_progress, handled._on_question, handled._on_request):
-            handled._safely(handler)(event)
-        handled._presence.look_up("b", str(said.get("payload", "")))
+        for handler in (shared._on_life, shared._on_progress, handled._on_question, handled._on_request):
+            shared.safely(handler)(event)
+        shared.presence.look_up("b", str(said.get("payload", "")))
         assert len(handled._waiting) <= 4096
 
     seed = {"key": "coterie/n/alive/b", "payload": "3;1700", "put": True, "parameters": "0;1;500;ab"}

@@ -207,12 +207,12 @@ def test_no_error_quotes_a_whole_message() -> None:
 def test_what_a_stranger_says_is_not_held_unless_it_is_short() -> None:
     """With certificates, progress waits for an introduction, with its signature: 10,000 names of 512 MB each."""
     pytest.importorskip("zenoh")
-    swarm = bare_swarm()
-    swarm._identity = SimpleNamespace()
-    swarm._presence.claim("b")
+    session = bare_swarm().session
+    session.met = SimpleNamespace()
+    session.presence.claim("b")
     for length, held in ((2000, None), (72, (b"3;17", b"s" * 72))):
         said = SimpleNamespace(key_expr="n/progress/b", payload=Payload(b"3;17"), attachment=Payload(b"s" * length))
-        swarm._on_progress(said)
-        assert swarm._presence.held("b") == held
+        session._on_progress(said)
+        assert session.presence.held("b") == held
     with pytest.raises(CoterieError, match="more than the 10 allowed"):
-        swarm._believed("b", "x", SimpleNamespace(payload=Payload(b"x" * 11)), 10, True)
+        session._believed("b", "x", SimpleNamespace(payload=Payload(b"x" * 11)), 10, True)

@@ -15,6 +15,7 @@ from coterie.core.rng import rng
 from coterie.core.states import row
 from coterie.core.task import Task
 from coterie.data.own import OwnPopulation
+from coterie.deploy.presence import Roster
 from coterie.deploy.zenoh.connection import Kind
 from coterie.deploy.zenoh.federation import PeerFederation
 from coterie.deploy.zenoh.peer import Deployed, PeerPace, PeerState
@@ -55,8 +56,8 @@ class Mailbox:
     def __init__(self, name: str, ids: Sequence[str], offers: Offers, late: bool) -> None:
         self.name, self.ids, self.offers, self.late, self.open = name, ids, offers, late, False
 
-    def progress(self) -> dict[str, int]:
-        return {name: 0 for name in self.ids if name != self.name}
+    def roster(self, round: int) -> Roster:
+        return Roster(tuple(sorted(self.ids)))
 
     def offer(self, round: int, answers: Mapping[Kind, bytes], *, latest_is_fine: bool) -> None:
         assert latest_is_fine

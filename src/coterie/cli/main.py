@@ -16,6 +16,7 @@ from coterie import __version__
 from coterie.cli import attack as cli_attack
 from coterie.cli import deploy as cli_deploy
 from coterie.cli import help as cli_help
+from coterie.cli import services as cli_services
 from coterie.cli import use as cli_use
 from coterie.cli.options import CommandOptions, DataOptions, OutOption, RoundsOption, by_name, with_options
 from coterie.cli.options import folder as given_folder
@@ -223,7 +224,7 @@ def main() -> None:
     try:
         guarded(app)
     except SystemExit as end:
-        cli_deploy.leave(end)
+        cli_services.leave(end)
         raise
 
 
@@ -234,13 +235,13 @@ def guarded(command: Callable[[], object]) -> None:
         command()
     except Interrupted as stop:
         say(harmless(str(stop)))
-        sys.exit(cli_deploy.code_when_stopped())
+        sys.exit(cli_services.code_when_stopped())
     except CoterieError as error:
         say(harmless(f"coterie: {error}"))
         sys.exit(2)
     except KeyboardInterrupt:
         say("coterie: stopped.")
-        sys.exit(cli_deploy.code_when_stopped())
+        sys.exit(cli_services.code_when_stopped())
     except BrokenPipeError:
         os._exit(1)
 

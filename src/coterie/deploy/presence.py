@@ -1,30 +1,70 @@
-"""Who else is there and how far they have come, as one peer knows it: bounded, whatever others say."""
+"""Who is there and how far they have come, as the peers of one process know it: bounded, whatever others say."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from coterie.core.errors import CoterieError
 from coterie.core.notes import Note
 from coterie.core.samples import ClientId
 from coterie.core.terminal import shortly
 from coterie.deploy.boundary import LATEST, check_name, whole_number
+from coterie.deploy.reached import NOT_BEGUN, Reached
+from coterie.methods.p2p.topology import Keys, peer_key
 
 _MOST_NAMES = 10_000
 _MOST_SAYINGS = 1_000
+_FEW, _MANY = 64, 100
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part in a round, sorted by name: the same for all peers of a process."""
+
+    names: tuple[ClientId, ...]
+
+    @cached_property
+    def by_key(self) -> dict[int, ClientId]:
+        """The names by the keys that stand for them."""
+        return {peer_key(name): name for name in self.names}
+
+    @cached_property
+    def keys(self) -> Keys:
+        """All keys, sorted."""
+        return np.sort(np.array([*self.by_key], dtype=np.int64))
 
 
 class Presence:
-    """Names that others claim, those that are believed, and the progress of each."""
+    """Names that are claimed, those that are believed, and the progress of each. `own` are those of this process."""
 
-    def __init__(self, name: ClientId, note: Note) -> None:
-        self._name, self._note, self._lock = name, note, threading.Lock()
+    def __init__(self, own: Collection[ClientId], note: Note) -> None:
+        self._own, self._note, self._lock = set(own), note, threading.Lock()
         self._claimed: set[ClientId] = set()
-        self._alive: set[ClientId] = set()
+        self._alive = Reached()
         self._early: dict[ClientId, tuple[bytes, bytes]] = {}
         self._stamps: dict[ClientId, int] = {}
         self._progress: dict[ClientId, int] = {}
         self._turned_away: set[tuple[ClientId, str]] = set()
+        self._told = 0
+        self._roster: tuple[tuple[int, int, int], Roster] = ((-1, 0, 0), Roster(()))
+
+    @property
+    def own(self) -> frozenset[ClientId]:
+        """The names of this process."""
+        with self._lock:
+            return frozenset(self._own)
+
+    def enter(self, name: ClientId) -> None:
+        """A peer of this process is there."""
+        with self._lock:
+            self._own.add(name)
+            self._claimed.add(name)
+            self._alive.put(name, self._progress.get(name, NOT_BEGUN))
 
     def claim(self, name: ClientId) -> bool:
         """A member says that it is there under this name; false if that cannot be one, or there are too many."""
@@ -38,32 +78,45 @@ class Presence:
                 self._claimed.add(name)
             return name in self._claimed
 
-    def leave(self, name: ClientId) -> bool:
-        """It has left; true if it had been there."""
+    def leave(self, name: ClientId) -> None:
+        """It has left."""
         with self._lock:
-            gone = name in self._alive
+            gone = name in self._alive and name not in self._own
+            self._own.discard(name)
             self._claimed.discard(name)
-            self._alive.discard(name)
+            self._alive.remove(name)
             self._early.pop(name, None)
-        return gone and name != self._name
+        if gone:
+            self._tell(f"{name} has left")
 
     def admit(self, name: ClientId) -> None:
         """A name is believed."""
         with self._lock:
-            new = name in self._claimed and name not in self._alive
-            self._alive |= {name} & self._claimed  # it may have left again
-        if new and name != self._name:
-            self._note(f"{name} is there")
+            new = name in self._claimed and name not in self._alive  # it may have left again
+            if new:
+                self._alive.put(name, self._progress.get(name, NOT_BEGUN))
+        if new:
+            self._tell(f"{name} is there")
+
+    def _tell(self, text: str) -> None:
+        """Say who comes and who leaves: everyone among few, now and then one among many."""
+        with self._lock:
+            self._told += 1
+            told, there = self._told, len(self._alive.all())
+        if told <= _FEW:
+            self._note(text)
+        elif told % _MANY == 0:
+            self._note(f"{text}; {there} peers are there")
 
     def strangers(self) -> list[ClientId]:
         """Who has not shown yet that its name is its own."""
         with self._lock:
-            return sorted(self._claimed - self._alive - {self._name})
+            return sorted(name for name in self._claimed - self._own if name not in self._alive)
 
-    def others(self) -> set[ClientId]:
-        """Who else is there now."""
+    def others(self, own: Collection[ClientId] | None = None) -> set[ClientId]:
+        """Who else is there now; without `own`, those that are not of this process."""
         with self._lock:
-            return self._alive - {self._name}
+            return self._alive.all().keys() - (self._own if own is None else own)
 
     def hold(self, name: ClientId, text: bytes, signature: bytes) -> bool:
         """Keep the progress of one that has not introduced itself yet; false if it has."""
@@ -80,23 +133,88 @@ class Presence:
     def take_progress(self, name: ClientId, text: bytes) -> None:
         """How far it says it is, and when it says so; what is repeated is old."""
         reached, _, moment = text.partition(b";")
-        progress, stamp = whole_number(reached, -1, LATEST), whole_number(moment, 1, 1 << 63)
+        progress, stamp = whole_number(reached, NOT_BEGUN, LATEST), whole_number(moment, 1, 1 << 63)
         with self._lock:
             known = name in self._progress or len(self._progress) < _MOST_NAMES
             if progress is not None and stamp is not None and known and stamp > self._stamps.get(name, 0):
-                self._stamps[name], self._progress[name] = stamp, progress
+                self._stamps[name] = stamp
+                self._set(name, progress)
 
     def look_up(self, name: ClientId, text: str) -> None:
         """How far it says it is when asked."""
-        progress = whole_number(text, -1, LATEST)
+        progress = whole_number(text, NOT_BEGUN, LATEST)
         if progress is not None:
-            with self._lock:
-                self._progress[name] = max(progress, self._progress.get(name, -1))
+            self.reach(name, progress)
 
-    def progress(self) -> dict[ClientId, int]:
+    def reach(self, name: ClientId, progress: int) -> None:
+        """It has come at least so far."""
+        with self._lock:
+            self._set(name, max(progress, self._progress.get(name, NOT_BEGUN)))
+
+    def _set(self, name: ClientId, progress: int) -> None:
+        self._progress[name] = progress
+        if name in self._alive:
+            self._alive.put(name, progress)
+
+    def progress(self, own: ClientId) -> dict[ClientId, int]:
         """How far the others that are there have come, as far as is known."""
         with self._lock:
-            return {name: self._progress.get(name, -1) for name in self._alive if name != self._name}
+            return {name: reached for name, reached in self._alive.all().items() if name != own}
+
+    def usual(self, own: ClientId) -> int:
+        """How far the others are: their median, so that one that says it is far ahead says it for itself."""
+        with self._lock:
+            counts = self._alive.counts(own)
+        passed, half = 0, counts.total() // 2
+        for reached in sorted(counts):
+            passed += counts[reached]
+            if passed > half:
+                return reached
+        return NOT_BEGUN
+
+    def lowest(self) -> int:
+        """The earliest round that anybody may still ask about."""
+        with self._lock:
+            return self._alive.lowest()
+
+    @property
+    def moves(self) -> int:
+        """How often anybody has moved: a number to compare with a later one."""
+        with self._lock:
+            return self._alive.moves
+
+    def behind(self, round: int) -> list[ClientId]:
+        """Who is waited for in a round."""
+        with self._lock:
+            return self._alive.behind(round)
+
+    def wait(self, round: int, seconds: float) -> bool:
+        """Whether nobody is waited for in a round any more, at most so much later."""
+        with self._lock:
+            if not self._alive.waits(round):
+                return True
+            gate = self._alive.gate(round)
+        return gate.wait(seconds)
+
+    def awaited(self) -> tuple[int, list[ClientId]]:
+        """The latest round that a peer of this process waits in, and for whom of the others."""
+        with self._lock:
+            latest, late = self._alive.awaited()
+            return latest, [name for name in late if name not in self._own]
+
+    def give_up(self, name: ClientId) -> int:
+        """No peer of this process waits for it until it moves; returned is where it stands."""
+        with self._lock:
+            return self._alive.give_up(name)
+
+    def roster(self, round: int) -> Roster:
+        """Who is there and has come to this round."""
+        with self._lock:
+            found = (self._alive.changes, round, self._alive.at_least(round))
+            if self._roster[0] != found:
+                names = sorted(name for name, reached in self._alive.all().items() if reached >= round)
+                self._roster = (found, Roster(tuple(names)))
+            return self._roster[1]
 
     def turn_away(self, name: ClientId, why: str) -> None:
         """Say, once, that a member is not believed."""

@@ -18,8 +18,10 @@ from urllib.parse import quote as percent_encoded
 from coterie.core.errors import CoterieError, Unfinished
 from coterie.core.files import DRAFT, write_whole, writing
 from coterie.core.panels import Panel, load_panels, save_panels
+from coterie.core.samples import ClientId
 from coterie.core.states import State
 from coterie.core.task import Task
+from coterie.deploy.boundary import place
 from coterie.methods.local_training import TITLES
 from coterie.runs.checkpoint import Checkpoint, changed_settings
 from coterie.runs.records import (
@@ -52,6 +54,7 @@ class RunKind(StrEnum):
     SERVED = "served run"
     PEER = "peer"
     NETWORK = "network of peers"
+    HOST = "process of several peers"
     CLIENT = "client of a served run"
 
     def go_on(self, path: Path) -> str:
@@ -61,7 +64,7 @@ class RunKind(StrEnum):
                 return f"coterie resume {quote(str(path))}"
             case RunKind.SERVED:
                 return f"coterie serve --resume {quote(str(path))}"
-            case RunKind.PEER:
+            case RunKind.PEER | RunKind.HOST:
                 return f"the same coterie peer command with --out {path}"
             case RunKind.NETWORK:
                 return "coterie peers with another --out"
@@ -79,10 +82,19 @@ class RunKind(StrEnum):
                 return (
                     f"coterie peer --config {config} --out {out}, with --name, --data, --listen and --seeds as before"
                 )
+            case RunKind.HOST:
+                return (
+                    f"coterie peer --config {config} --out {out}, with --names, --data, --listen and --seeds as before"
+                )
             case RunKind.NETWORK:
                 return f"coterie peers --config {config} --local {clients} --out {out}"
             case RunKind.CLIENT:
                 return "coterie join, with --server, --name and --data as before"
+
+
+def home_of(out: Path, name: ClientId) -> Path:
+    """The folder of one peer of several, in theirs."""
+    return place(out / "peers", name)
 
 
 def kind_of(path: Path) -> RunKind:

@@ -29,7 +29,7 @@ from coterie.methods.p2p.simulation import in_simulator
 from coterie.models.named import builder_named
 from coterie.runs.config import from_tables, read_tables
 from coterie.runs.experiment import defaults_of
-from coterie.runs.folder import RunFolder, RunKind, holds_comparison
+from coterie.runs.folder import RunFolder, RunKind, holds_comparison, home_of
 from coterie.runs.newcomer import Newcomer, group_of
 from coterie.runs.options import dtype_named
 from coterie.runs.predictions import Predictor
@@ -41,6 +41,7 @@ from coterie.simulation.simulator import EngineOptions, Simulator
 Builder = nn.Module | Callable[[], nn.Module]
 _NEWCOMER = "newcomer"
 _OF_ONE = (RunKind.PEER, RunKind.CLIENT)
+_OF_SEVERAL = (RunKind.NETWORK, RunKind.HOST)
 
 
 def load(
@@ -93,12 +94,12 @@ class TrainedRun:
     @cached_property
     def schema(self) -> Schema:
         """How the clients' data were read."""
-        return read_schema(self.path if self._folder.kind is not RunKind.NETWORK else self._peer(self.clients[0]).path)
+        return read_schema(self.path if self._folder.kind not in _OF_SEVERAL else self._peer(self.clients[0]).path)
 
     def model(self, client: ClientId) -> ReadyModel:
         """The trained network that a client uses; it takes inputs as the client has them."""
         self._check(client)
-        if self._folder.kind is RunKind.NETWORK:
+        if self._folder.kind in _OF_SEVERAL:
             return self._peer(client).model(client)
         method, group, own = self._method, self.groups.get(client), self._own_file(client)
         if own is None:
@@ -113,7 +114,7 @@ class TrainedRun:
 
     def _peer(self, client: ClientId) -> TrainedRun:
         """The run of one peer of a network, in the network's folder."""
-        return load(self.path / "peers" / client, self._model, method=self._given, loss=self._loss)
+        return load(home_of(self.path, client), self._model, method=self._given, loss=self._loss)
 
     def predict(self, client: ClientId, x: Any) -> npt.NDArray[Any]:
         """What a client's model says of inputs as the client has them: class names, or numbers in its units.

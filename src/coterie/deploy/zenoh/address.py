@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import zenoh
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
-from coterie.deploy.zenoh.signing import Identity
+from coterie.deploy.boundary import place
+from coterie.deploy.zenoh.signing import Acquaintances, Identity
 
 _FRAMING = 1 << 16  # what zenoh puts around a payload, and signatures
 
@@ -33,9 +35,22 @@ class PeerSecurity:
                 raise CoterieError(f"There is no {path}; --certs takes a folder that `coterie certs` made for a peer.")
         return made
 
+    @classmethod
+    def of_each(cls, folder: Path, names: Iterable[ClientId]) -> dict[ClientId, PeerSecurity]:
+        """The same for several peers of one process, each with the folder of its name: all must be of one CA."""
+        found = {name: cls.of(place(folder, name)) for name in names}
+        authorities = {each.ca.read_bytes() for each in found.values()}
+        if len(authorities) > 1:
+            raise CoterieError(f"The certificates in {folder} are of different CAs; peers of a process need one.")
+        return found
+
     def identity(self, name: ClientId) -> Identity:
         """What the peer signs with; its certificate must be that of its name."""
-        return Identity(name, self.ca, self.certificate, self.key)
+        return Identity(name, self.certificate, self.key)
+
+    def acquaintances(self) -> Acquaintances:
+        """Those whom peers with this CA have met: nobody yet."""
+        return Acquaintances(self.ca)
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,9 @@ class Address:
             "scouting/multicast/enabled": False,
             "scouting/gossip/enabled": True,
             "transport/link/rx/max_message_size": limit + _FRAMING,
+            # models go by the link, and with certificates encrypted. Else each session takes 16 MB of the machine's
+            # shared memory at its first model, and after a run they are not given back before the process ends
+            "transport/shared_memory/enabled": False,
         }
         if self.security is not None:
             tables["transport/link/tls"] = {

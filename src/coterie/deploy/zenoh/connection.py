@@ -1,157 +1,149 @@
 """Peers that find and answer each other over zenoh: no broker, no server, no order in which they must be started.
 
-Every peer listens, connects to one or more seeds and learns of the others by gossip. A liveliness token says that it is
-there; queryables answer "who are you", "how far are you" and "your model of round t". Nothing that arrives is more than
-bytes of `wire`, checked by the peer that asked. With certificates, all of it is signed, and only those who have shown
-that a name is theirs are there at all (see `signing`).
+What a process has of the network is its `PeerSession`; a `PeerConnection` is one peer in it, with its name, its answers
+and its signature. Queryables answer "who are you", "how far are you" and "your model of round t".
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
-import zenoh
-
-from coterie.core.errors import CoterieError, Unfinished
-from coterie.core.interrupts import pause
+from coterie.core.errors import CoterieError
+from coterie.core.interrupts import pause, raise_if_interrupted
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
-from coterie.deploy.boundary import LATEST, LONGEST_TEXT, blamed, checked, whole_number
+from coterie.deploy.boundary import LATEST, whole_number
 from coterie.deploy.hello import Hello
-from coterie.deploy.presence import Presence
+from coterie.deploy.presence import Roster
 from coterie.deploy.protocol import to_text
+from coterie.deploy.reached import NOT_BEGUN
 from coterie.deploy.zenoh.address import Address
-from coterie.deploy.zenoh.signing import Impostor
+from coterie.deploy.zenoh.session import PeerSession
+from coterie.deploy.zenoh.signing import Identity
 
-_LOOK_SECONDS = 0.05
-_SETTLE_SECONDS = 0.5
-_CONNECT_SECONDS = 3.0
-_QUESTION_SECONDS = 3.0
+_LOOK_SECONDS, _NEXT_SECONDS = 0.5, 0.1
 _HISTORY = 64  # answers of so many rounds are kept for peers that are behind
 _MOST_WAITING = 4096
 _SOON = 2
 _LONGEST_WAIT = 3_600_000  # milliseconds
-_LONGEST_SIGNATURE = 1000
 
 Kind = Literal["model", "change", "sketch"]
 """What a peer can be asked for: its model, this with the one its training began with, or sketches of its ways."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What somebody asks for, until when, and where the answer goes."""
+
+    round: int
+    kind: Kind
+    until: float
+    reply: Callable[[bytes], None]
+    end: Callable[[], None]
+
+
 class PeerConnection:
     """One peer's view of the others, and its answers to them."""
 
-    def __init__(
-        self, name: ClientId, network: str, hello: Hello, address: Address, limit: int, note: Note = silent
-    ) -> None:
-        self.name, self.limit, self._note = name, limit, note
-        self._identity = None if address.security is None else address.security.identity(name)
-        self._has_seeds = any(seed != address.listen for seed in address.seeds)
+    def __init__(self, name: ClientId, hello: Hello, session: PeerSession, identity: Identity | None = None) -> None:
+        self.name, self.session, self._identity = name, session, identity
+        self.limit = session.limit
         self.sent = self.received = 0
-        self._root = f"coterie/{quote(network, safe='')}"
         self._lock = threading.Lock()
-        self._presence = Presence(name, note)
-        self.others, self.progress = self._presence.others, self._presence.progress
-        self._news, self._closed = threading.Event(), threading.Event()
-        self._own_progress = -1
+        self._own_progress = NOT_BEGUN
         self._answers: dict[int, Mapping[Kind, bytes]] = {}
-        self._waiting: list[tuple[int, str, Any, float]] = []
+        self._waiting: list[Wanted] = []
         self._texts = {"hello": to_text(hello), "agreement": ""}
-        self._latest_is_fine = False
-        try:
-            self._session = zenoh.open(address.config(limit))
-        except zenoh.ZError as error:
-            raise CoterieError(f"Cannot listen at {address.listen}: {error}; choose another --listen.") from error
+        self._latest_is_fine = self._alone = self._gone = False
+        self._stamp = 0
         self._declared: list[Any] = []
-        self._declared += [
-            self._session.liveliness().declare_subscriber(
-                f"{self._root}/alive/*", self._safely(self._on_life), history=True
-            ),
-            self._session.declare_subscriber(f"{self._root}/progress/*", self._safely(self._on_progress)),
-        ]
-        if self._identity is not None:
-            threading.Thread(target=self._meet_newcomers, daemon=True).start()
+
+    @classmethod
+    def alone(
+        cls, name: ClientId, network: str, hello: Hello, address: Address, limit: int, note: Note = silent
+    ) -> PeerConnection:
+        """A peer that is the only one of its process; its session closes with it."""
+        identity = None if address.security is None else address.security.identity(name)
+        made = cls(name, hello, PeerSession(network, address, limit, note), identity)
+        made._alone = True
+        return made
 
     def enter(self) -> None:
         """Appear to the others, under a name that no other peer has."""
-        until = time.monotonic() + _CONNECT_SECONDS
-        while self._has_seeds and not self._session.info.peers_zid() and time.monotonic() < until:
-            pause(_LOOK_SECONDS)
-        pause(_SETTLE_SECONDS)  # learn of the others first
-        own = quote(self.name, safe="")
-        there = self._session.liveliness().get(f"{self._root}/alive/{own}", timeout=_QUESTION_SECONDS)
-        taken = any(reply.ok is not None for reply in there)
-        if taken and (self._identity is None or self.ask("hello", [self.name])):
+        session, own = self.session, quote(self.name, safe="")
+        session.settle()
+        if session.is_taken(self.name):
             raise CoterieError(f"There is a peer {self.name!r} in this network already; choose another --name.")
-        self._declared += [
-            self._session.declare_queryable(f"{self._root}/told/{own}", self._safely(self._on_question)),
-            self._session.declare_queryable(f"{self._root}/model/{own}", self._safely(self._on_request)),
-            self._session.liveliness().declare_token(f"{self._root}/alive/{own}"),
+        session.here[self.name] = self
+        session.presence.enter(self.name)
+        root, safely = session.root, session.safely
+        self._declared = [
+            session.zenoh.declare_queryable(f"{root}/told/{own}", safely(self._on_question)),
+            session.zenoh.declare_queryable(f"{root}/model/{own}", safely(self._on_request)),
+            session.zenoh.liveliness().declare_token(f"{root}/alive/{own}"),
         ]
 
-    def _safely(self, handler: Callable[[Any], None]) -> Callable[[Any], None]:
-        """A handler that nothing which arrives can make fail: what it raises is the sender's failure, and is said."""
+    def others(self) -> set[ClientId]:
+        """Who else is there now."""
+        return self.session.presence.others((self.name,))
 
-        def handle(arrived: Any) -> None:
-            try:
-                with blamed("what it sends cannot be handled"):
-                    handler(arrived)
-            except CoterieError as error:
-                self._presence.turn_away(str(arrived.key_expr).rsplit("/", 1)[-1][:80], str(error))
+    def progress(self) -> dict[ClientId, int]:
+        """How far the others that are there have come, as far as is known."""
+        return self.session.presence.progress(self.name)
 
-        return handle
+    def usual(self) -> int:
+        """How far most of the others are at least."""
+        return self.session.presence.usual(self.name)
 
-    def _on_life(self, sample: Any) -> None:
-        name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
-        if sample.kind == zenoh.SampleKind.PUT:
-            if self._presence.claim(name) and self._identity is None:
-                self._presence.admit(name)
-        elif self._presence.leave(name) and not self._closed.is_set():
-            self._note(f"{name} has left")
-        self._news.set()
+    def roster(self, round: int) -> Roster:
+        """Who is in a round, oneself included."""
+        return self.session.presence.roster(round)
 
-    def _meet_newcomers(self) -> None:
-        """Have each new peer show that its name is its own; one that does not answer is asked again after a while."""
-        while not self._closed.is_set():
-            self._news.wait(_QUESTION_SECONDS)
-            self._news.clear()
-            new = self._presence.strangers()
-            for name in self.ask("hello", new) if new and not self._closed.is_set() else ():
-                self._presence.admit(name)
-                early = self._presence.held(name)
-                if early is not None:
-                    self._take_progress(name, *early)
+    def meet(self, round: int, until: float) -> list[ClientId]:
+        """Wait until all who move have come to a round; who has not by then, and where each of them stands."""
+        presence = self.session.presence
+        with self.session.turns.let_on():
+            while not presence.wait(round, min(_LOOK_SECONDS, max(until - time.monotonic(), 0.0))):
+                raise_if_interrupted()
+                if time.monotonic() >= until:
+                    return presence.behind(round)
+        raise_if_interrupted()
+        return []
 
-    def _on_progress(self, sample: Any) -> None:
-        name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
-        attached = 0 if sample.attachment is None else len(sample.attachment)
-        if len(sample.payload) > 60 or attached > _LONGEST_SIGNATURE or name == self.name:
-            return  # what is held until a peer has introduced itself is short
-        text = sample.payload.to_bytes()
-        signature = b"" if sample.attachment is None else sample.attachment.to_bytes()
-        # believed, or not, when it has introduced itself
-        if self._identity is None or not self._presence.hold(name, text, signature):
-            self._take_progress(name, text, signature)
+    def give_up(self, name: ClientId) -> int:
+        """Wait for a peer no more until it moves; returned is where it stands."""
+        return self.session.presence.give_up(name)
 
-    def _take_progress(self, name: ClientId, text: bytes, signature: bytes) -> None:
-        try:
-            if self._identity is not None:
-                self._identity.check(name, f"{self._root}/progress/{quote(name, safe='')}", text, signature)
-        except Impostor as error:
-            self._presence.turn_away(name, str(error))
-            return
-        self._presence.take_progress(name, text)
+    def linger(self, round: int, seconds: float) -> None:
+        """Stay to answer those who have not come to a round, the end, as long as anybody makes progress.
+
+        Who has not begun, as far as is known, is waited for too: at their own pace, peers may be far apart.
+        """
+        self.announce(round)
+        presence, moved = self.session.presence, time.monotonic()
+        seen = presence.moves
+        with self.session.turns.let_on():
+            while presence.lowest() < round and time.monotonic() - moved < seconds:
+                if presence.wait(round, _LOOK_SECONDS):
+                    pause(_NEXT_SECONDS)
+                raise_if_interrupted()
+                if presence.moves != seen:
+                    seen, moved = presence.moves, time.monotonic()
+
+    def told(self, what: str) -> str:
+        """What this peer says of itself."""
+        return str(self._own_progress) if what == "progress" else self._texts.get(what, "")
 
     def _on_question(self, query: Any) -> None:
         what = str(query.parameters).partition(";")[0]
-        told = (str(self._own_progress) if what == "progress" else self._texts.get(what, "")).encode()
-        about = f"{query.key_expr}?{query.parameters}"
+        told, about = self.told(what).encode(), f"{query.key_expr}?{query.parameters}"
         shown = None
         if self._identity is not None:
             shown = (self._identity.introduction if what == "hello" else self._identity.sign)(about, told)
@@ -159,177 +151,121 @@ class PeerConnection:
         query.drop()
 
     def _on_request(self, query: Any) -> None:
-        """Another peer asks for our model of a round, or its sketch; if we are not there yet, it is answered when we
-        are."""
+        """Another peer asks for our model of a round, or its sketch."""
         when, kind, patience, _ = [*str(query.parameters).split(";", 4), "", "", "", ""][:4]
         number, wait = whole_number(when, 0, LATEST), whole_number(patience, 0, _LONGEST_WAIT)
-        if number is None or wait is None or kind not in KINDS:
+        known = next((each for each in KINDS if each == kind), None)
+        if number is None or wait is None or known is None:
             query.drop()
             return
-        until = time.monotonic() + wait / 1000
+
+        def reply(answer: bytes) -> None:
+            about = f"{query.key_expr}?{query.parameters}"
+            signed = None if self._identity is None else self._identity.sign(about, answer)
+            query.reply(query.key_expr, answer, attachment=signed)
+
+        self.serve(Wanted(number, known, time.monotonic() + wait / 1000, reply, query.drop))
+
+    def serve(self, wanted: Wanted) -> None:
+        """Answer; if we are not there yet, when we are."""
         with self._lock:
-            latest = max(self._answers, default=None)
-            at = latest if self._latest_is_fine and latest is not None else number
-            answer = _of_kind(self._answers.get(at, {}), kind)
+            gone, latest = self._gone, max(self._answers, default=None)
+            at = latest if self._latest_is_fine and latest is not None else wanted.round
+            answer = self._answers.get(at, {}).get(wanted.kind)
             # only for what comes soon, so that no peer can fill the places of those who wait
             soon = self._own_progress < at <= max(self._own_progress, 0) + _SOON or not self._answers
-            if answer is None and soon and len(self._waiting) < _MOST_WAITING:
-                self._waiting.append((number, kind, query, until))
+            if answer is None and soon and not gone and len(self._waiting) < _MOST_WAITING:
+                self._waiting.append(wanted)
                 return
-        if answer is not None:
-            self._reply(query, answer)
-        query.drop()
+        self._answer(wanted, answer)
 
-    def _reply(self, query: Any, answer: bytes) -> None:
-        about = f"{query.key_expr}?{query.parameters}"
-        signed = None if self._identity is None else self._identity.sign(about, answer)
-        query.reply(query.key_expr, answer, attachment=signed)
-        with self._lock:
-            self.sent += len(answer)
+    def _answer(self, wanted: Wanted, answer: bytes | None) -> None:
+        if answer is not None:
+            with self._lock:
+                self.sent += len(answer)  # before it is there: who has it may end the run
+        try:
+            if answer is not None:
+                wanted.reply(answer)
+        finally:
+            wanted.end()
 
     def offer(self, round: int, answers: Mapping[Kind, bytes], *, latest_is_fine: bool) -> None:
         """Our answers of a round, of every kind that is asked for; those who wait for them get them now."""
         longest = max(map(len, answers.values()))
         if longest > self.limit:
             raise CoterieError(f"An answer takes {longest} bytes; allow that at every peer with --max-megabytes.")
+        needed = min(self.session.presence.lowest(), round)
         with self._lock:
             self._latest_is_fine = latest_is_fine
             self._answers[round] = answers
             self._own_progress = max(self._own_progress, round)
-            for old in [number for number in self._answers if number <= round - _HISTORY]:
+            for old in [number for number in self._answers if number < max(needed, round - _HISTORY + 1)]:
                 del self._answers[old]
-            waiting = [item for item in self._waiting if item[3] > time.monotonic()]  # the others have given up
-            ready = [item for item in waiting if item[0] <= round]
-            self._waiting = [item for item in waiting if item[0] > round]
-        for number, kind, query, _ in ready:
-            answer = _of_kind(self._answers.get(number, answers if latest_is_fine else {}), kind)
-            if answer is not None:
-                self._reply(query, answer)
-            query.drop()
+            waiting = [item for item in self._waiting if item.until > time.monotonic()]  # the others have given up
+            ready = [item for item in waiting if item.round <= round]
+            self._waiting = [item for item in waiting if item.round > round]
+        for wanted in ready:
+            own = self._answers.get(wanted.round, answers if latest_is_fine else {})
+            self._answer(wanted, own.get(wanted.kind))
         self.announce(round)
 
     def announce(self, progress: int) -> None:
-        """Tell the others how far we are."""
+        """Tell the others how far we are. They may miss it, and ask (see `PeerSession`)."""
         self._own_progress = max(self._own_progress, progress)
-        key, text = f"{self._root}/progress/{quote(self.name, safe='')}", f"{self._own_progress};{time.time_ns()}"
+        key = f"{self.session.root}/progress/{quote(self.name, safe='')}"
+        # what is older than the last word is not read: a clock that is set back must not make it so
+        self._stamp = max(self._stamp + 1, time.time_ns())
+        text = f"{self._own_progress};{self._stamp}"
         signed = None if self._identity is None else self._identity.sign(key, text.encode())
-        self._session.put(key, text, attachment=signed)
+        self.session.zenoh.put(key, text, attachment=signed)
+        self.session.presence.reach(self.name, self._own_progress)
 
     def agree(self, text: str) -> None:
         """What the run is about, for those who come later."""
         self._texts["agreement"] = text
 
-    def wait_for(
-        self,
-        number: int,
-        seconds: float,
-        fitting: Callable[[set[ClientId]], set[ClientId]] = lambda others: others,
-        odd: Callable[[], str] = str,
-    ) -> set[ClientId]:
-        """All peers that fit, oneself included, once there are so many of them; `odd` says who does not fit, and why.
-
-        No peer is called odd before there are so many in all: later ones may be like it.
-        """
-        until = time.monotonic() + seconds
-        while True:
-            others = self.others()
-            fit = fitting(others) if len(others) + 1 >= number else others
-            if len(fit) + 1 >= number:
-                return fit | {self.name}
-            if time.monotonic() > until:
-                there = ", ".join(sorted(fit | {self.name}))
-                raise Unfinished(
-                    f"{number} peers are needed and after {seconds:g} s there are: {there}{odd()}; start the others "
-                    "(peers with another configuration do not see each other)."
-                )
-            pause(_LOOK_SECONDS)
-
-    def ask(self, what: str, names: Sequence[ClientId]) -> dict[ClientId, str]:
-        """A short text from each of these peers; those that do not answer are missing."""
-        asked = [(name, f"told/{quote(name, safe='')}?{what}") for name in names]
-        found = self._get(asked, _QUESTION_SECONDS, LONGEST_TEXT, introduced=what == "hello")
-        return {name: data.decode(errors="replace") for name, data in found.items() if data}
-
-    def hellos(self, names: Sequence[ClientId]) -> dict[ClientId, Hello]:
-        """How others introduce themselves."""
-        said: dict[ClientId, Hello] = {}
-        for name, text in self.ask("hello", names).items():
-            try:
-                said[name] = checked(Hello, text)
-                if said[name].name != name:
-                    raise CoterieError(f"it says that it is {said[name].name}")
-            except CoterieError as error:
-                said.pop(name, None)
-                self._presence.turn_away(name, str(error))
-        return said
-
-    def look_up_progress(self) -> None:
-        """How far all others are, for a peer that has just come."""
-        for name, text in self.ask("progress", sorted(self.others())).items():
-            self._presence.look_up(name, text)
-
     def fetch(self, round: int, names: Sequence[ClientId], *, kind: Kind, seconds: float) -> dict[ClientId, bytes]:
         """The models of these peers, or their sketches, of those that answer in time."""
-        asked = [(name, f"model/{quote(name, safe='')}?{round};{kind};{int(1000 * seconds)}") for name in names]
-        found = self._get(asked, seconds, self.limit)
+        here = {name: peer for name in names if (peer := self.session.here.get(name)) is not None}
+        found = self._from_here(here, round, kind, seconds)
+        asked = [
+            (name, f"model/{quote(name, safe='')}?{round};{kind};{int(1000 * seconds)}")
+            for name in names
+            if name not in here
+        ]
+        found |= self.session.get(asked, seconds, self.limit) if asked else {}
         self.received += sum(map(len, found.values()))
         return found
 
-    def _get(
-        self, questions: Sequence[tuple[ClientId, str]], seconds: float, most: int, *, introduced: bool = False
+    def _from_here(
+        self, peers: Mapping[ClientId, PeerConnection], round: int, kind: Kind, seconds: float
     ) -> dict[ClientId, bytes]:
-        """Ask all at once; take what has come when the time is over. What is said in another's name does not count."""
+        """The answers of peers of the same process."""
         found: dict[ClientId, bytes] = {}
-        open_, done = threading.Semaphore(0), set[str]()
-
-        def end(about: str) -> None:
-            with self._lock:
-                first = about not in done
-                done.add(about)
-            if first:
-                open_.release()
-
-        def on_reply(name: ClientId, about: str) -> Callable[[Any], None]:
-            def take(reply: Any) -> None:
-                if reply.ok is None:
-                    return
-                try:
-                    with blamed("its answer cannot be read"):
-                        found.setdefault(name, self._believed(name, about, reply.ok, most, introduced))
-                    end(about)  # another peer under this name need not be waited for
-                except CoterieError as error:
-                    self._presence.turn_away(name, str(error))
-
-            return take
-
-        for name, selector in questions:
-            full = f"{self._root}/{selector};{secrets.token_hex(8)}"  # no answer to an earlier question will do
-            handler = zenoh.handlers.Callback(on_reply(name, full), drop=partial(end, full))
-            self._session.get(full, handler, consolidation=zenoh.ConsolidationMode.NONE, timeout=seconds)
-        until = time.monotonic() + seconds
-        for _ in questions:
-            open_.acquire(timeout=max(until - time.monotonic(), 0.001))
+        answered, until = threading.Semaphore(0), time.monotonic() + seconds
+        for name, peer in peers.items():
+            peer.serve(Wanted(round, kind, until, partial(found.__setitem__, name), answered.release))
+        for _ in peers:
+            if not answered.acquire(blocking=False):
+                with self.session.turns.let_on():
+                    answered.acquire(timeout=max(until - time.monotonic(), 0.001))
         return dict(found)
 
-    def _believed(self, name: ClientId, about: str, sample: Any, most: int, introduced: bool) -> bytes:
-        """An answer's bytes, once their number and their signature are right."""
-        if len(sample.payload) > most:
-            raise Impostor(f"it sends {len(sample.payload)} bytes, more than the {most} allowed")
-        data: bytes = sample.payload.to_bytes()
-        if self._identity is not None:
-            shown = b"" if sample.attachment is None else sample.attachment.to_bytes()
-            (self._identity.meet if introduced else self._identity.check)(name, about, data, shown)
-        return data
+    def leave(self) -> None:
+        """Be gone from the network; who waits for an answer waits no longer."""
+        with self._lock:
+            self._gone, waiting, self._waiting = True, self._waiting, []
+        for wanted in waiting:
+            wanted.end()
+        for declared in reversed(self._declared):
+            declared.undeclare()
+        self._declared = []
+        if self.session.here.get(self.name) is self:
+            del self.session.here[self.name]
+            self.session.presence.leave(self.name)
 
     def close(self) -> None:
         """Leave."""
-        self._closed.set()
-        self._news.set()
-        for declared in reversed(self._declared):
-            declared.undeclare()
-        self._session.close()  # type: ignore[no-untyped-call]
-
-
-def _of_kind(answers: Mapping[Kind, bytes], kind: str) -> bytes | None:
-    """The answer of a kind, if there is one."""
-    return next((answer for name, answer in answers.items() if name == kind), None)
+        self.leave()
+        if self._alone:
+            self.session.close()

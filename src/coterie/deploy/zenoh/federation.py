@@ -40,7 +40,6 @@ class PeerFederation(Engine):
         self.ledger = Ledger()
         self.failures: list[tuple[int, ClientId, Failure]] = []
         self.memory: dict[ClientId, Memory] = {}
-        self.given_up: dict[ClientId, int] = {}
         self._connection, self._counted = connection, (0, 0)
         self._at_end, self._last, self._begun, self._note = at_end, last, False, note
 

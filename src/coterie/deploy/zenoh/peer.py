@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_high
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,7 +21,6 @@ from coterie.core import wire
 from coterie.core.cohort import Cohort
 from coterie.core.errors import CoterieError
 from coterie.core.federation import Failure, Federation, Replies
-from coterie.core.interrupts import pause
 from coterie.core.message import Message
 from coterie.core.notes import Note, silent
 from coterie.core.samples import ClientId
@@ -32,6 +31,8 @@ from coterie.core.states import (
     spread,
 )
 from coterie.deploy.boundary import blamed
+from coterie.deploy.presence import Roster
+from coterie.deploy.reached import NOT_BEGUN
 from coterie.deploy.zenoh.connection import Kind, PeerConnection
 from coterie.deploy.zenoh.federation import PeerFederation
 from coterie.methods.base import A, Log, Models, RoundMethod
@@ -50,15 +51,15 @@ from coterie.methods.p2p.sketch import lengths
 from coterie.methods.p2p.topology import (
     NO_KEYS,
     NO_PEER,
+    Keys,
+    Topology,
     acquaintances,
     introduced,
     peer_key,
-    peer_keys,
     told_about,
 )
 
 S = TypeVar("S", bound=Answers | Sketched)
-_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,12 @@ class Deployed(RoundMethod[PeerState]):
         state = PeerState(spread(fed.task.init(fed.seed), 1), pack_node(method.start(c)))
         if method.topology == "full":
             return state
-        progress = self.connection.progress()
-        if median_high([*progress.values()] or [-1]) > 0:  # the others have begun without it
-            return self._met(replace(state, known=torch.empty(0, dtype=torch.int64)), fed, (*progress, fed.ids[0]))
-        names = (*progress, fed.ids[0])
-        met = acquaintances(method.topology, names, seed=fed.seed, degree=method.degree, bridges=method.bridges)
-        assert met is not None
-        return replace(state, known=torch.from_numpy(met[fed.ids[0]]), roster=tuple(sorted(names)))
+        names = (*self.connection.others(), fed.ids[0])
+        if self.connection.usual() > 0:  # the others have begun without it
+            return self._met(replace(state, known=torch.empty(0, dtype=torch.int64)), fed, names)
+        roster = tuple(sorted(names))
+        met = _first_met(method.topology, roster, fed.seed, method.degree, method.bridges)
+        return replace(state, known=torch.from_numpy(met[fed.ids[0]].copy()), roster=roster)
 
     def _met(self, state: PeerState, fed: Federation, there: Sequence[ClientId]) -> PeerState:
         """After newcomers have met some of those who were there before: a newcomer draws them as in the simulator."""
@@ -135,23 +135,23 @@ class Deployed(RoundMethod[PeerState]):
         """Train, offer the result, ask others, update. One who is behind the others skips what they have done."""
         connection, method, c = self.connection, self.method, _cohort(fed)
         # one that says it is far ahead does not make all others skip: most of them must be
-        if self.pace.lock_step and median_high([*connection.progress().values()] or [-1]) > fed.round:
+        if self.pace.lock_step and connection.usual() > fed.round:
             connection.announce(fed.round)
             return state, {"skipped": 1}
-        state = self._met(state, fed, (*connection.progress(), fed.ids[0]))
+        if state.known is not None:
+            state = self._met(state, fed, (*connection.others(), fed.ids[0]))
         trained = method.train(c, state.model)
         fed.trained(c.losses)
         offered = self._offered(state, fed, trained)
         encoded: dict[Kind, bytes] = {kind: wire.encode(_alone(answer)) for kind, answer in offered.items()}
         connection.offer(fed.round, encoded, latest_is_fine=not self.pace.lock_step)
-        others = self._others(fed)
-        view = _view_of(fed, others, state.known)
+        there = self._there(fed)
+        view = _view_of(fed, there, state.known)
         node = method.unpack_node(state.node)
         request = method.choose(node, view)
         keys = [int(key) for key in request.keys[0].tolist()]
-        names = {peer_key(name): name for name in others}
         stride = lengths(fed.task, trained, state.model) if method.watches_strides else None
-        met = _Meeting(self, fed, offered, keys, names, len(view.reachable(0)) - (state.known is None), stride)
+        met = _Meeting(self, fed, offered, keys, there.by_key, len(view.reachable(0)) - (state.known is None), stride)
         if bool(request.looks.any()):
             looked = met.sketches()
             after, wanted = method.select(c, node, looked, method.measure(c, node, looked))
@@ -161,9 +161,11 @@ class Deployed(RoundMethod[PeerState]):
             inbox = heard = met.models("change" if bool(request.starts.any()) else "model", keys)
             after, chosen = method.select(c, node, inbox, method.measure(c, node, inbox))
         model = aggregate(inbox, chosen, c.task.row_math, method.aggregate)
-        model = method.restarted(model, after, fed.task.init(fed.seed))
+        back = method.restarts(after)
+        if back is not None and bool(back.any()):
+            model = method.restarted(model, after, fed.task.init(fed.seed))
         answers = int(inbox.mask.sum())
-        log: Log = {"others": len(others), "answers": answers, "aggregated": int(chosen.sum())}
+        log: Log = {"others": len(there.names) - 1, "answers": answers, "aggregated": int(chosen.sum())}
         known = _learnt(state.known, heard, c.ids[0])
         return replace(state, model=model, node=pack_node(after), received=state.received + answers, known=known), log
 
@@ -179,35 +181,15 @@ class Deployed(RoundMethod[PeerState]):
         sketch = self.method.sketch(fed.task, fed.seed, trained, state.model)
         return offered if sketch is None else {**offered, "sketch": Sketched(sketch, heard)}
 
-    def _others(self, fed: Federation) -> list[ClientId]:
-        """Who is there to be asked: in lock-step those who are in this round, too, once all who can have come."""
-        until = time.monotonic() + self.pace.seconds
-        while self.pace.lock_step:
-            progress = self.connection.progress()
-            idle = self._given_up(fed) | {n for n, reached in progress.items() if reached < 0 < fed.round}
-            behind = [n for n, reached in progress.items() if reached < fed.round and n not in idle]
-            if not behind:
-                break
-            if time.monotonic() > until:
-                for name in behind:
-                    self._give_up(fed, name, progress[name])
-                break
-            pause(_LOOK_SECONDS)
-        there = self.connection.progress()
+    def _there(self, fed: Federation) -> Roster:
+        """Who takes part, oneself included: in lock-step those who are in this round, once all who can have come."""
         if not self.pace.lock_step:
-            return sorted(there)
-        return sorted(name for name, reached in there.items() if reached >= fed.round)
-
-    def _given_up(self, fed: Federation) -> set[ClientId]:
-        """Peers that have not moved since they were waited for in vain."""
-        given_up: dict[ClientId, int] = getattr(fed, "given_up", {})
-        progress = self.connection.progress()
-        return {name for name, reached in given_up.items() if progress.get(name, -1) == reached}
-
-    def _give_up(self, fed: Federation, name: ClientId, reached: int) -> None:
-        getattr(fed, "given_up", {})[name] = reached
-        fed.refuse(name, f"it is still in round {reached + 2}; going on without it")
-        self.note(f"{name} does not move; going on without it")
+            return self.connection.roster(NOT_BEGUN)
+        for name in self.connection.meet(fed.round, time.monotonic() + self.pace.seconds):
+            reached = self.connection.give_up(name)
+            fed.refuse(name, f"it is still in round {reached + 2}; going on without it")
+            self.note(f"{name} does not move; going on without it")
+        return self.connection.roster(fed.round)
 
     @override
     def model_for(self, state: PeerState, ids: Sequence[ClientId]) -> tuple[Stack, list[int]]:
@@ -286,6 +268,16 @@ def _cohort(fed: Any) -> Cohort:
     return Cohort((fed.name,), fed.task, (fed.data.client(fed.name, fed.round),), round=fed.round, seed=fed.seed)
 
 
+@lru_cache(maxsize=1)
+def _first_met(
+    topology: Topology, names: tuple[ClientId, ...], seed: int, degree: int, bridges: int
+) -> Mapping[ClientId, Keys]:
+    """Whom each of these knows at the start: the same for all peers of a process."""
+    met = acquaintances(topology, names, seed=seed, degree=degree, bridges=bridges)
+    assert met is not None
+    return met
+
+
 def _check_layout(data: bytes, template: State, limit: int) -> None:
     """Shapes, before anything is allocated."""
     for path, (_, shape) in wire.layout_of(data, limit=limit).items():
@@ -294,9 +286,9 @@ def _check_layout(data: bytes, template: State, limit: int) -> None:
             raise wire.WireError(f"{path} has shape {shape} instead of {tuple(wanted.shape)}.")
 
 
-def _view_of(fed: Federation, others: Sequence[ClientId], known: Tensor | None) -> PeerView:
+def _view_of(fed: Federation, there: Roster, known: Tensor | None) -> PeerView:
     """What this peer knows of the network: those who are there, as far as it has heard of them."""
-    everyone = np.sort(peer_keys([*others, fed.ids[0]]))
+    everyone = there.keys
     limited = None if known is None else (known.numpy()[np.isin(known.numpy(), everyone)],)
     return PeerView((fed.ids[0],), fed.round, fed.seed, everyone, limited)
 

@@ -29,24 +29,22 @@ class Impostor(CoterieError):
 
 
 class Identity:
-    """A peer's own key and certificate, and the certificates of those it has met."""
+    """A peer's own key and certificate: what it signs with."""
 
-    def __init__(self, name: ClientId, ca: Path, certificate: Path, key: Path) -> None:
+    def __init__(self, name: ClientId, certificate: Path, key: Path) -> None:
         try:
             private = serialization.load_pem_private_key(key.read_bytes(), None)
-            own = x509.load_pem_x509_certificate(certificate.read_bytes())
-            self._authorities = x509.load_pem_x509_certificates(ca.read_bytes())
+            self.certificate = x509.load_pem_x509_certificate(certificate.read_bytes())
         except (OSError, ValueError, TypeError) as error:
-            raise CoterieError(f"The certificates in {certificate.parent} cannot be used: {error}.") from error
+            raise _unusable(certificate.parent, error) from error
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise CoterieError(f"The key {key} is not an elliptic-curve key; make one with `coterie certs`.")
-        if _name_of(own) != name:
+        if _name_of(self.certificate) != name:
             raise CoterieError(
-                f"{certificate} is the certificate of {_name_of(own)!r}, not of {name!r}; "
+                f"{certificate} is the certificate of {_name_of(self.certificate)!r}, not of {name!r}; "
                 "take the folder that `coterie certs` made for this --name."
             )
-        self._private, self._certificate = private, own.public_bytes(serialization.Encoding.PEM).decode()
-        self._known: dict[ClientId, ec.EllipticCurvePublicKey] = {}
+        self._private, self._shown = private, self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def sign(self, about: str, data: bytes) -> bytes:
         """A signature of these words; `about` says what they are the answer to."""
@@ -54,7 +52,18 @@ class Identity:
 
     def introduction(self, about: str, data: bytes) -> bytes:
         """The same together with the certificate, for those who have not seen it."""
-        return json.dumps({"certificate": self._certificate, "signature": self.sign(about, data).hex()}).encode()
+        return json.dumps({"certificate": self._shown, "signature": self.sign(about, data).hex()}).encode()
+
+
+class Acquaintances:
+    """Whom the peers of one process have met: the keys of those whose certificates are of their CA."""
+
+    def __init__(self, ca: Path) -> None:
+        try:
+            self._authorities = x509.load_pem_x509_certificates(ca.read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            raise _unusable(ca.parent, error) from error
+        self._known: dict[ClientId, ec.EllipticCurvePublicKey] = {}
 
     def meet(self, name: ClientId, about: str, data: bytes, introduction: bytes) -> None:
         """Believe an introduction, and know this peer from now on."""
@@ -96,6 +105,10 @@ class Identity:
         if key is None:
             raise Impostor("it has not introduced itself")
         _verify(key, about, data, signature)
+
+
+def _unusable(folder: Path, error: Exception) -> CoterieError:
+    return CoterieError(f"The certificates in {folder} cannot be used: {error}.")
 
 
 def _name_of(certificate: x509.Certificate) -> str:
