@@ -92,8 +92,8 @@ class FittingPeers:
         pause(_LAST_SECONDS)  # the others ask who is odd, too: who is gone cannot say why
         if strange == self._own.keys():
             raise CoterieError(
-                f"This peer does not fit the others: {self._odd[min(strange)]}; correct its data, or how they are read, and "
-                "start it again."
+                f"This peer does not fit the others: {self._odd[min(strange)]}; correct its data, or how they are "
+                "read, and start it again."
             )
         for name in sorted(strange):
             del self._own[name]
