@@ -18,13 +18,14 @@ from coterie.core.task import Task
 from coterie.core.training import local_sgd
 from coterie.data.own import OwnPopulation
 from coterie.methods import METHODS
-from coterie.methods.auto import pace, personal
+from coterie.methods.auto import groups, pace, personal
 from coterie.methods.auto.messages import Groups, Known, Pace, Visit
+from coterie.methods.auto.method import Auto
 from coterie.methods.auto.proposals import own_ways
 from coterie.methods.auto.visits import Came
 from coterie.runs.config import from_tables
 from coterie.runs.experiment import execute
-from coterie.simulation.simulator import EngineOptions
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import cohort, small_net
 from .test_auto_proposals import looks_of
@@ -46,9 +47,9 @@ def came(*losses: float) -> Came:
     return Came(_NAMES[:number], Visit(models, torch.ones(number), torch.tensor(losses)), models, [0] * number)
 
 
-def test_a_round_that_most_lose_by_is_taken_back() -> None:
-    """Four of six must lose, five where labels are uneven, and the median of all more than 1 %."""
-    good = {"0": Pace(1.0, [], {"w": torch.tensor([1.0])})}
+def test_rounds_that_most_lose_by_are_taken_back() -> None:
+    """Four of six must lose, five where labels are uneven, and the median of all more than 1 %; and that twice."""
+    doubted = {"0": Pace(1.0, [], {"w": torch.tensor([1.0])}, doubted=True)}
     for losses, uneven, taken in [
         ((1.2, 1.2, 1.2, 1.2, 0.9, 0.9), False, True),
         ((1.2, 1.2, 1.2, 1.2, 0.9, 0.9), True, False),
@@ -56,19 +57,46 @@ def test_a_round_that_most_lose_by_is_taken_back() -> None:
         ((1.2, 1.2, 1.2, 0.9, 0.9, 0.9), False, False),
         ((1.005,) * 6, False, False),
     ]:
-        state, back, afresh = pace.judged(state_of(1.0, good), [came(*losses)], uneven)
+        state, back, held, afresh = pace.judged(state_of(1.0, doubted), [came(*losses)], uneven)
         assert not afresh
-        assert back == ({0} if taken else set()), losses
+        assert back == held == ({0} if taken else set()), losses
         assert state.pace.tolist() == [0.5 if taken else 1.0]
+        assert not state.paces["0"].doubted
         assert row(pace.taken_back(state, state.models, back), 0)["w"].item() == (1.0 if taken else 2.0)
         assert state.paces["0"].good["w"].item() == (1.0 if taken else 2.0), "what was not lost by is good"
 
 
+def test_one_bad_round_after_a_good_one_is_a_doubt() -> None:
+    """The group goes on as fast as before; what its members are known to lose stays that of the good model."""
+    good = {"0": Pace(0.5, [], {"w": torch.tensor([1.0])})}
+    state, back, held, _ = pace.judged(state_of(1.0, good), [came(*(1.5,) * 6)], False)
+    assert (back, held, state.pace.tolist()) == (set(), {0}, [0.5])
+    assert (state.paces["0"].doubted, state.paces["0"].good["w"].item()) == (True, 1.0)
+    state, back, held, _ = pace.judged(state, [came(1.5, 1.5)], False)
+    assert (back, held, len(state.paces["0"].rises)) == (set(), {0}, 2), "two of six say nothing yet"
+    after = pace.judged(state, [came(0.9, 0.9)], False)
+    assert (after.back, after.held, after.state.paces["0"].doubted) == (set(), set(), False), "half have recovered"
+    after = pace.judged(state, [came(1.5, 1.5)], False)
+    assert (after.back, after.held, after.state.pace.tolist()) == ({0}, {0}, [0.25])
+
+
+def test_a_group_in_doubt_is_held_to_the_losses_of_its_good_model(digits: OwnPopulation) -> None:
+    """Losses 1 -> 1.2 -> 1.1: the second is better than the first, and still worse than the good one."""
+    fed = Simulator(Auto(), Task.of(small_net, digits), digits, seed=0, options=EngineOptions(workers=1))
+    state = state_of(1.0, {"0": Pace(1.0, [], {"w": torch.tensor([1.0])})})
+    for loss, slower in ((1.2, False), (1.1, True)):
+        sent = spread({"w": torch.tensor([2.0])}, 6)
+        visit = Visit({"w": torch.full((6, 1), 3.0)}, torch.ones(6), torch.full((6,), loss))
+        state = groups.averaged(state, [Came(_NAMES, visit, sent, [0] * 6)], "mean", fed)
+        assert {known.loss for known in state.known.values()} == {1.0}
+        assert (state.pace.tolist(), state.models["w"].item()) == (([0.5], 1.0) if slower else ([1.0], 3.0))
+
+
 def test_few_at_a_time_are_judged_together() -> None:
     """Two of six say nothing yet; two more make four, which is enough. The model of before is the good one at first."""
-    state, back, _ = pace.judged(state_of(1.0, {}), [came(1.5, 1.5)], False)
+    state, back, *_ = pace.judged(state_of(1.0, {}), [came(1.5, 1.5)], False)
     assert (back, state.paces["0"].share, len(state.paces["0"].rises)) == (set(), 1.0, 2)
-    state, back, _ = pace.judged(state, [came(1.5, 1.5)], False)
+    state, back, *_ = pace.judged(state, [came(1.5, 1.5)], False)
     assert (back, state.paces["0"].share, state.paces["0"].rises) == ({0}, 0.5, [])
     assert state.paces["0"].good["w"].item() == 1
 
@@ -84,17 +112,17 @@ def test_what_is_known_of_a_group_ends_where_its_clients_move() -> None:
 def test_what_newcomers_of_a_group_lost_elsewhere_does_not_count() -> None:
     """All six lose more than in their groups of before, four of which are new here: two say too little."""
     state = replace(state_of(1.0, {}), arrived=["a", "b", "c", "d"])
-    state, back, afresh = pace.judged(state, [came(*(1.5,) * 6)], False)
+    state, back, _, afresh = pace.judged(state, [came(*(1.5,) * 6)], False)
     assert (back, afresh, state.arrived) == (set(), {"a", "b", "c", "d"}, [])
     assert len(state.paces["0"].rises) == 2
 
 
 def test_where_the_good_model_does_worse_too_the_data_have_changed() -> None:
     """Taken back and slowed once; with the same losses again the group goes on from where it is, as fast as before."""
-    state, back, afresh = pace.judged(state_of(1.0, {}), [came(*(1.5,) * 6)], False)
+    state, back, _, afresh = pace.judged(state_of(1.0, {}), [came(*(1.5,) * 6)], False)
     assert (back, afresh, state.paces["0"].share, state.paces["0"].restored) == ({0}, set(), 0.5, True)
-    state, back, afresh = pace.judged(state, [came(*(1.5,) * 6)], False)
-    assert (back, afresh) == (set(), set(_NAMES))
+    state, back, held, afresh = pace.judged(state, [came(*(1.5,) * 6)], False)
+    assert (back, held, afresh) == (set(), set(), set(_NAMES))
     assert (state.paces["0"].share, state.paces["0"].restored) == (1.0, False)
 
 
@@ -164,11 +192,11 @@ def test_a_rate_that_is_too_high_for_one_group_does_not_ruin_it(monkeypatch: pyt
 
 def test_ways_of_their_own_show_in_both_halves() -> None:
     """Beyond its group a client shows noise, other in each half; with a way of its own it shows that in both."""
-    groups = [0, 1] * 12
-    cluster = {f"c{number:02d}": group for number, group in enumerate(groups)}
-    without = [own_ways(looks_of(groups, 0.5, seed=seed), cluster) for seed in range(10)]
+    group = [0, 1] * 12
+    cluster = {f"c{number:02d}": own for number, own in enumerate(group)}
+    without = [own_ways(looks_of(group, 0.5, seed=seed), cluster) for seed in range(10)]
     assert np.abs(without).max() < 3
-    assert own_ways(looks_of(groups, 0.5, own=0.7), cluster) > 6
+    assert own_ways(looks_of(group, 0.5, own=0.7), cluster) > 6
     assert own_ways({}, {}) == 0
 
 

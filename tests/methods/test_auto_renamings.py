@@ -215,8 +215,10 @@ def test_groups_of_one_network_have_one_pace_and_one_mean() -> None:
         Came(tuple(f"{g}-{i}" for i in range(4)), Visit({}, torch.ones(4), torch.full((4,), 2.0)), {}, [g] * 4)
         for g in (0, 1)
     ]
-    slower, back, _ = pace.judged(state, came, uneven=False)
-    assert back == {0, 1}
+    slower, back, held, _ = pace.judged(state, came, uneven=False)
+    assert (back, held) == (set(), {0, 1}), "in doubt"
+    slower, back, held, _ = pace.judged(slower, came, uneven=False)
+    assert back == held == {0, 1}
     assert slower.pace.tolist() == [0.5, 0.5]
     assert pace.taken_back(slower, models, back, HEADS)["head"].tolist() == [[1.0, 2.0], [2.0, 1.0]]
     some = [Came(("0-0", "0-1"), Visit({}, torch.ones(2), torch.ones(2)), {}, [0, 0])]

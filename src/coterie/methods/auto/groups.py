@@ -50,13 +50,13 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule, fed: Federation) -
     size = torch.cat([part.value.size for part in came])
     cluster = {**state.cluster, **dict(zip(ids, groups, strict=True))}
     known, usual = dict(state.known), _usual_losses(state)
-    state, back, afresh = pace.judged(state, came, _uneven(state, fed))
+    state, back, held, afresh = pace.judged(state, came, _uneven(state, fed))
     for client, loss, samples, group in zip(ids, [x for p in came for x in p.loss], size.tolist(), groups, strict=True):
         old = known.get(client)
         strange = old is not None and old.visits >= AGAIN and loss > limit(old, usual.get(group, 0.0))
         mean = loss if old is None else loss if not strange and loss < old.loss else (old.loss + loss) / 2
         mean = old.loss if strange and old is not None else mean
-        mean = old.loss if group in back and old is not None else loss if client in afresh else mean
+        mean = old.loss if group in held and old is not None else loss if client in afresh else mean
         known[client] = Known(old.visits + 1 if old else 1, samples, mean, strange and group not in back)
     models, latest, heads = state.models, dict(state.latest), rows_of_classes(fed.task) if state.renamed else []
     stays &= torch.tensor([group not in back for group in groups])
@@ -78,7 +78,7 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule, fed: Federation) -
     models, before = (pace.taken_back(state, some, back, heads) for some in (models, state.models))
     for group in sorted({state.root(group) for group in back}):
         now = float(state.pace[group])
-        state = told(state, fed, f"group {group} lost by its last round: taken back, and on at {now:.3g} of the rate")
+        state = told(state, fed, f"group {group} lost by its last rounds: taken back, and on at {now:.3g} of the rate")
     visits = state.visits + len(ids)
     return replace(state, models=models, before=before, cluster=cluster, known=known, latest=latest, visits=visits)
 

@@ -71,13 +71,14 @@ class Pace:
     """How fast a group trains (`pace`): the share of the rate, by how much losses have risen, and its last good model.
 
     `rises` are of the members that have come since this was last judged. Where `good` is empty it is that of before;
-    `restored` says that the group has just gone back to it.
+    `restored` says that the group has just gone back to it, `doubted` that most have lost by what came after it.
     """
 
     share: float
     rises: list[float]
     good: State
     restored: bool = False
+    doubted: bool = field(default=False, metadata={LATER: True})
 
 
 @dataclass(frozen=True)

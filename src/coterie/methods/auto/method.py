@@ -13,7 +13,7 @@ Every participant downloads one model and uploads one, as in FedAvg. All begin i
    that is new, is sent the other groups' models as well and goes where its loss is least; strangers found a group.
 5. **Personal models.** Every fourth visit is a trial on halves. Each client uses its group's model as it is or
    fine-tuned, or one that it has trained alone, by what these did on the half not trained on (`personal`).
-6. **Pace.** A round by which most members of a group lose is taken back; the group goes on at half the rate (`pace`).
+6. **Pace.** Two rounds by which most members of a group lose are taken back; it goes on at half the rate (`pace`).
 7. **Renamings.** Groups that see the same and name it otherwise train one network, its answers renamed (`renamings`).
 8. **In use**, where few members come to a round, is a mean of the group's models over the last rounds (`steady`).
 

@@ -1,8 +1,11 @@
-"""How fast a group trains: a round that its members lose by is taken back, and they go on at half the rate (ours).
+"""How fast a group trains: rounds that its members lose by are taken back, and they go on at half the rate (ours).
 
 What each client tells anyway, the loss of the model it is sent, shows a round later what the last one did. A rate that
 is right for most clients may be too high for one group, whose network then dies in a few rounds and cannot be revived;
 its last good model can. This is the "bold driver" (Vogl et al. 1988, Battiti 1989), with clients for witnesses.
+
+One bad round may be chance, and most are made good by the next one. So a group that has had a good one goes on once
+more; only if its members still lose more than they did with the good model are both rounds taken back.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,12 +60,26 @@ def trained(c: Cohort, start: Stack, opt: Optimiser, pace: Tensor, purpose: str 
     return result
 
 
-def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, set[int], set[ClientId]]:
-    """The groups' paces after what those who came have told, the groups whose last round is to be taken back, and the
-    clients whose losses of before say nothing any more. Groups that train one network (`renamings`) have one pace.
+class Judged(NamedTuple):
+    """What those who came say of the last rounds."""
 
-    These are clients that are new in their group, and those of a group that does worse with its good model, too: there
-    the data have changed, and not the training.
+    state: Groups
+    back: set[int]
+    """Groups that go back to their good model."""
+    held: set[int]
+    """These, and groups that are in doubt: what their members are known to lose stays that of the good model."""
+    afresh: set[ClientId]
+    """Clients whose losses of before say nothing any more.
+
+    They are new in their group, or their group does worse with its good model, too: there the data have changed, and
+    not the training.
+    """
+
+
+def judged(state: Groups, came: Sequence[Came], uneven: bool) -> Judged:
+    """The groups' paces after what those who came have told.
+
+    Groups that train one network (`renamings`) have one pace.
     """
     rises: dict[int, list[float]] = {}
     there: dict[int, list[ClientId]] = {}
@@ -85,13 +103,16 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> tuple[Groups, s
         elif old.restored:
             afresh |= set(there[group])
             paces[str(group)] = Pace(min(old.share / SLOWER, 1.0), [], row(state.models, group))
+        elif old.good and not old.doubted:
+            paces[str(group)] = Pace(old.share, [], old.good, doubted=True)
         else:
             back.add(group)
             slower = max(SLOWER * old.share, SLOWEST)
             paces[str(group)] = Pace(slower, [], old.good or row(state.before, group), restored=True)
     arrived = [client for client in state.arrived if client not in seen]
-    back = {group for group in range(count(state.models)) if state.root(group) in back}
-    return replace(state, paces=paces, arrived=arrived), back, afresh
+    held = back | {group for group in rises if paces[str(group)].doubted}
+    back, held = ({group for group in range(count(state.models)) if state.root(group) in some} for some in (back, held))
+    return Judged(replace(state, paces=paces, arrived=arrived), back, held, afresh)
 
 
 def taken_back(state: Groups, models: Stack, back: Collection[int], heads: Sequence[str] = ()) -> Stack:
