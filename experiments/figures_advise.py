@@ -83,11 +83,12 @@ def _advised(case: str, seed: int) -> dict[str, Any]:
     groups, scenario = _CASES[case]
     config = from_tables({"method": "auto", "scenario": scenario, "seed": seed, "engine": {"workers": 1}})
     population = population_of(config.scenario, seed)
+    chosen = {key: value for key, value in defaults_of(config).items() if key != "lr"}  # advise has the scenario's
     begun = time.perf_counter()
     found = advise(
         population,
         builder_of(config, population),
-        training={**defaults_of(config), **config.settings},
+        training={**chosen, **config.settings},
         options=config,
         engine=config.engine,
     )

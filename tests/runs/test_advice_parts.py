@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -259,6 +260,26 @@ def test_a_trial_that_learns_nothing_says_so(lr: float, learnt: bool) -> None:
     model = partial(build_model, "digits-mlp", tuple(population.shape), population.classes)
     found = advise(population, model, training={"lr": lr}, options=RunOptions(seed=5))
     assert any("Nothing was learnt" in remark for remark in found.remarks) is not learnt
+
+
+def test_a_scenario_whose_rate_is_too_low_is_tried_at_one_that_a_test_finds() -> None:
+    """By 1e-6 nothing is learnt. A rate that the user has set is the user's, and a good one is not doubted."""
+    population = build("rotated-digits", seed=5, groups=1, clients=8)
+    model = partial(build_model, "digits-mlp", tuple(population.shape), population.classes)
+    slow = replace(population, training={**population.training, "lr": 1e-6})
+    said: list[str] = []
+    found = advise(slow, model, options=RunOptions(seed=5), note=said.append)
+    rate = found.recommended.settings["lr"]
+    assert 0.01 <= rate <= 1
+    assert {choice.settings["lr"] for choice in found.choices} == {rate}
+    assert f"lr={rate!r}" in found.command
+    assert [remark for remark in found.remarks if "lr = 1e-06" in remark and f"A test finds lr = {rate:g}" in remark]
+    assert not any("Nothing was learnt" in remark for remark in found.remarks)
+    assert sum("trying FedAvg" in line for line in said) == 2
+    for known in (advise(slow, model, training={"lr": 1e-6}, options=RunOptions(seed=5)),
+                  advise(population, model, options=RunOptions(seed=5))):  # fmt: skip
+        assert "lr" not in known.recommended.settings
+        assert not any("A test finds" in remark for remark in known.remarks)
 
 
 def test_a_method_that_refuses_the_network_is_left_out() -> None:

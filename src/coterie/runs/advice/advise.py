@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from coterie.core.errors import CoterieError, Unfinished
+from coterie.core.errors import CoterieError
 from coterie.core.losses import LossChoice, LossFn
 from coterie.core.notes import Note, silent
 from coterie.core.rng import rng
@@ -26,11 +26,19 @@ from coterie.runs.advice.differences import differences, other_names
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
 from coterie.runs.advice.remarks import asked_for_more, remarks_on
+from coterie.runs.advice.trial import (
+    CLOSE,
+    HARDLY,
+    Trial,
+    ahead_of_nothing,
+    at_a_found_rate,
+    known_scores,
+    known_settings,
+    mean_score,
+)
 from coterie.runs.options import RunOptions
-from coterie.runs.rates import rated, tested_rate
+from coterie.runs.rates import rated, tested_rate, with_scenario_rate
 from coterie.runs.result import Result
-from coterie.runs.simulate import simulate
-from coterie.runs.view import NotesOnly
 from coterie.simulation.simulator import EngineOptions
 
 _MOST_CLIENTS = 100
@@ -39,8 +47,6 @@ _VISITS = 600_000
 """Samples that a method trains on in the whole trial, about; a fixed number, so that advice is the same everywhere."""
 _ROUNDS = (10, 20)
 """The fewest and the most rounds."""
-_CLOSE = 0.005
-"""A gain below this (half a point) does not count."""
 LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, FEDCG, AUTO = (
     *("local training", "FedAvg", "FedAvg, fine-tuned", "a model per group"),
     *("a model per group, fine-tuned", "FedCG", "auto"),
@@ -80,20 +86,23 @@ def advise(
     held = HeldOut(population, ids, given.seed)
     samples = sum(len(held.client(client).train) for client in ids)
     rounds, settings = _length(samples, settings)
-    plain = FedAvg(**_known_settings(FedAvg, settings))
+    plain = FedAvg(**known_settings(FedAvg, settings))
 
     def test() -> float:
         minimised = given.loss if loss == "auto" else loss
         learnt = Task.of(model, held, task=given.task, loss=minimised, metric=given.metric, dtype=given.torch_dtype)
         return tested_rate(learnt, held, plain.opt, given.seed, note)
 
+    of_scenario = plain.lr is None and with_scenario_rate(plain, population).lr is not None
     plain = rated(plain, population, test)
     if plain.lr is not None:
         settings["lr"] = plain.lr
     short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
-    trial = _Trial(held, model, settings, short, loss, engine, note)
-    runs = {name: trial.run(method_named(method)) for name, method in ((FEDAVG, "fedavg"), (LOCAL, "local"))}
-    runs[AUTO] = trial.run(method_named("auto"))
+    trial = Trial(held, model, settings, short, loss, engine, note)
+    first, found_rate = trial.run(FedAvg), {}
+    if of_scenario and not ahead_of_nothing(mean_score(first), first) > HARDLY:
+        trial, first, found_rate = at_a_found_rate(trial, first, test)
+    runs = {FEDAVG: first, LOCAL: trial.run(method_named("local")), AUTO: trial.run(method_named("auto"))}
     found = _groups(runs[AUTO])
     if len(set(found.values())) > 1:
         runs[GROUPS] = trial.run(GivenGroups, groups=found)
@@ -109,8 +118,7 @@ def advise(
     named = other_names(state, _numbers(runs[AUTO]) if count > 1 else {}, schema.class_names if schema else ())
     if apart is not None and apart.alike_inputs and not named.joined:
         runs |= trial.tried(FEDCG, FedCG, **own[FEDCG])
-    choices = _choices(runs, own)
-    first = runs[FEDAVG]
+    choices = _choices(runs, own, found_rate)
     able = _PLAIN if asked_for_more(held) else _ABLE
     best = _recommended(choices, able, in_groups=proposed > 1 and evidence.high > 0, lower=first.lower_is_better)
     return Advice(
@@ -126,52 +134,11 @@ def advise(
         choices=choices,
         clients=found if count > 1 else dict.fromkeys(found, 0),
         apart="" if apart is None else named.sentence(apart),
-        remarks=(*named.remarks, *remarks_on(held), *_remarks_on_trial(best, first)),
+        remarks=(*named.remarks, *remarks_on(held), *_remarks_on_trial(best, first, plain.lr, found_rate)),
         rounds=rounds,
         looked_at=len(ids),
         registered=len(population.ids),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """Short runs on the same held-out data, with the same local training."""
-
-    population: HeldOut
-    model: nn.Module | Callable[[], nn.Module]
-    settings: Mapping[str, Any]
-    options: RunOptions
-    loss: LossChoice | LossFn
-    engine: EngineOptions | None
-    note: Note
-
-    def run(self, kind: type[Any], **own: Any) -> Result:
-        """One method, from start to end."""
-        self.note(f"trying {kind.title}: {self.options.rounds} rounds")
-        method: ServerMethod[Any] = kind(**_known_settings(kind, self.settings), **own)
-        return simulate(
-            method,
-            self.population,
-            self.model,
-            self.options,
-            loss=self.loss,
-            engine=self.engine,
-            view=NotesOnly(self.note),
-        )
-
-    def tried(self, name: str, kind: type[Any], **own: Any) -> dict[str, Result]:
-        """The same for a method that is not made for every network and task: nothing where it refuses or fails."""
-        try:
-            return {name: self.run(kind, **own)}
-        except Unfinished:
-            raise
-        except CoterieError as error:
-            self.note(f"{kind.title} is left out: {error}")
-            return {}
-
-
-def _known_settings(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key in kind.__dataclass_fields__}
 
 
 def _input_names(schema: Schema) -> list[str]:
@@ -209,14 +176,16 @@ def _numbers(result: Result) -> dict[int, int]:
     return {cluster: place for place, cluster in enumerate(sorted(set(result.clusters or [0])))}
 
 
-def _choices(runs: Mapping[str, Result], own: Mapping[str, Mapping[str, Any]]) -> tuple[Candidate, ...]:
-    """Every run, as it is and fine-tuned, with what clients gain by it; some have settings of their own."""
+def _choices(
+    runs: Mapping[str, Result], own: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any]
+) -> tuple[Candidate, ...]:
+    """Every run, as it is and fine-tuned, with what clients gain by it; settings of its own, and those of all."""
     found: dict[str, tuple[Result, Mapping[str, Any], dict[str, float]]] = {}
     tuned = {FEDAVG: TUNED, GROUPS: GROUPS_TUNED}
     for name, result in runs.items():
-        found[name] = result, own.get(name, {}), _known(result, result.per_client_score)
+        found[name] = result, own.get(name, {}), known_scores(result, result.per_client_score)
         if name in tuned and result.per_client_finetuned_score:
-            found[tuned[name]] = result, _TUNED_SETTINGS, _known(result, result.per_client_finetuned_score)
+            found[tuned[name]] = result, _TUNED_SETTINGS, known_scores(result, result.per_client_finetuned_score)
     lower = runs[FEDAVG].lower_is_better
     made = []
     for name in (each for each in (LOCAL, FEDAVG, TUNED, GROUPS, GROUPS_TUNED, FEDCG, AUTO) if each in found):
@@ -225,7 +194,7 @@ def _choices(runs: Mapping[str, Result], own: Mapping[str, Mapping[str, Any]]) -
             Candidate(
                 name=name,
                 method=result.method,
-                settings=settings,
+                settings={**settings, **common},
                 score=sum(scores.values()) / max(len(scores), 1),
                 over_local=paired_gain(scores, found[LOCAL][2], lower=lower),
                 over_fedavg=paired_gain(scores, found[FEDAVG][2], lower=lower),
@@ -241,12 +210,8 @@ def _gain_by_groups(runs: Mapping[str, Result]) -> Interval:
     """What clients gain if each trains with its group instead of with all; nothing where no groups were proposed."""
     if GROUPS not in runs:
         return Interval(0.0, 0.0, 0.0)
-    by_group, by_all = (_known(runs[name], runs[name].per_client_score) for name in (GROUPS, FEDAVG))
+    by_group, by_all = (known_scores(runs[name], runs[name].per_client_score) for name in (GROUPS, FEDAVG))
     return paired_gain(by_group, by_all, lower=runs[FEDAVG].lower_is_better)
-
-
-def _known(result: Result, values: Sequence[float | None]) -> dict[str, float]:
-    return {client: value for client, value in zip(result.client_ids, values, strict=True) if value is not None}
 
 
 def _recommended(choices: Sequence[Candidate], names: Sequence[str], *, in_groups: bool, lower: bool) -> Candidate:
@@ -259,7 +224,7 @@ def _recommended(choices: Sequence[Candidate], names: Sequence[str], *, in_group
     """
     able = {choice.name: choice for choice in choices if choice.name in names}
     usual = able[AUTO if in_groups else FEDAVG]
-    close = _CLOSE * (abs(usual.score) if lower else 1.0)
+    close = CLOSE * (abs(usual.score) if lower else 1.0)
     shared = able.get(FEDCG) if in_groups else None
     if shared and paired_gain(shared.per_client, usual.per_client, lower=lower).mean >= -close:
         usual = shared
@@ -276,15 +241,15 @@ def _surely(choice: Candidate, usual: Candidate, close: float, *, lower: bool) -
     return gain.low >= -close if choice.name == LOCAL else gain.sure and gain.mean > close
 
 
-def _remarks_on_trial(best: Candidate, first: Result) -> list[str]:
-    """What a user should know of the choice that is recommended."""
+def _remarks_on_trial(best: Candidate, first: Result, rate: object, found: Mapping[str, float]) -> list[str]:
+    """What a user should know of the choice that is recommended, and of the rate it was tried with."""
     remarks = [_WHY_FEDCG] if best.name == FEDCG else []
-    ahead = (
-        None
-        if first.floor is None
-        else (first.floor - best.score if first.lower_is_better else best.score - first.floor)
-    )
-    if ahead is not None and not ahead > _CLOSE * (abs(best.score) if first.lower_is_better else 1.0):
+    if found:
+        remarks.append(
+            f"At the scenario's rate, lr = {rate}, hardly anything was learnt in this short trial. A test finds lr = "
+            f"{found['lr']:g}; everything here was tried with it, and the command sets it."
+        )
+    if not ahead_of_nothing(best.score, first) > CLOSE:
         remarks.append(
             "Nothing was learnt in this short trial: what is recommended is no better than a constant answer. So it "
             "says little about the choices; set lr, more epochs or another network, and ask again."
