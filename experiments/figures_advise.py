@@ -17,6 +17,7 @@ from coterie.runs.experiment import builder_of, defaults_of, population_of
 from experiments.conditions import GIVEN_K
 from experiments.figures_methods import STORED
 from experiments.figures_stress import records, run_tables
+from experiments.parallel import side_by_side
 from experiments.registry import experiment
 from experiments.tables import Note, markdown
 
@@ -47,8 +48,11 @@ _CONDITIONS = {
     "rotated MNIST": ("mnist", "home"),
 }
 """Where the stress matrix has runs in full of the same clients."""
-_ROUNDS = {"PACS": 30, "writers": 60}
-"""Cases that the stress matrix does not have: the rounds of runs in full (`advise-full`)."""
+_FULL: dict[str, tuple[int, dict[str, Any]]] = {"PACS": (30, {}), "writers": (20, {"lr": "auto"})}
+"""Cases that the stress matrix does not have: rounds and settings of runs in full (`advise-full`).
+
+Writers are run at the rate that a test finds, as they are advised: by the scenario's they learn little in 60 rounds.
+"""
 _METHODS = ("auto", "fedavg", "local", "ifca", "md-icfl", "embedding", "fedcg", "cfl", "panm", "oracle")
 _IN_FULL = {
     "auto": ("auto", "accuracy"),
@@ -125,7 +129,7 @@ def behind(found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]]) -> s
         if "accuracy" in run and run["method"] not in _NOT_CHOSEN:
             by.setdefault((run["data"], run["condition"], run["seed"]), {})[run["method"]] = run
     rows = []
-    for case, (data, condition) in {**_CONDITIONS, **{case: (case, "full") for case in _ROUNDS}}.items():
+    for case, (data, condition) in {**_CONDITIONS, **{case: (case, "full") for case in _FULL}}.items():
         said = []
         for record in sorted((each for each in found if each["case"] == case), key=lambda each: int(each["seed"])):
             runs = by.get((data, condition, record["seed"]), {})
@@ -140,29 +144,36 @@ def behind(found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]]) -> s
     return markdown(["data", "points behind the best in full, by seed"], rows)
 
 
-@experiment("advise-full", "runs in full of the data that advise is tried on and the stress matrix lacks", minutes=120)
+def _run_in_full(case: str, seed: int, method: str) -> dict[str, Any]:
+    rounds, settings = _FULL[case]
+    told = {GIVEN_K[method]: 4} if method in GIVEN_K else {}
+    tables = {
+        "method": method,
+        "rounds": rounds,
+        "evaluate_every": rounds,
+        "scenario": _CASES[case][1],
+        "settings": {**settings, **told},
+        "engine": {"workers": 1},
+        "seed": seed,
+    }
+    return {"data": case, "condition": "full", "method": method, "seed": seed, **run_tables(tables)}
+
+
+@experiment(
+    "advise-full",
+    "runs in full of the data that advise is tried on and the stress matrix lacks",
+    minutes=60,
+    seeds=range(5),
+)
 def in_full(out: Path, seeds: Sequence[int], note: Note) -> str:
     """Ten methods, those that take a number of groups told the true one (4 where there is one)."""
     file = out / "runs.jsonl"
-    there = {(record["data"], record["method"], record["seed"]) for record in records(file)}
-    for case, seed, method in product(_ROUNDS, seeds, _METHODS):
-        if (case, method, seed) not in there:
-            found = run_tables(
-                {
-                    "method": method,
-                    "rounds": _ROUNDS[case],
-                    "evaluate_every": _ROUNDS[case],
-                    "scenario": _CASES[case][1],
-                    "settings": {GIVEN_K[method]: 4} if method in GIVEN_K else {},
-                    "engine": {"workers": 1},
-                    "seed": seed,
-                }
-            )
-            with file.open("a") as lines:
-                lines.write(
-                    json.dumps({"data": case, "condition": "full", "method": method, "seed": seed, **found}) + "\n"
-                )
-            note(f"{case}, {method}, seed {seed}: {found.get('refused') or found['accuracy']}")
+    there = {(record["data"], record["seed"], record["method"]) for record in records(file)}
+    missing = [job for job in product(_FULL, seeds, _METHODS) if job not in there]
+    for (case, seed, method), found in side_by_side(_run_in_full, missing):
+        with file.open("a") as lines:
+            lines.write(json.dumps(found) + "\n")
+        note(f"{case}, {method}, seed {seed}: {found.get('refused') or found['accuracy']}")
     rows = [
         [r["data"], str(r["seed"]), r["method"], *(f"{100 * r[key]:.1f}" for key in ("accuracy", "finetuned_accuracy"))]
         for r in records(file)

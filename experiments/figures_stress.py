@@ -6,6 +6,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from coterie.runs.config import from_tables
 from coterie.runs.experiment import execute
 from experiments.conditions import CONDITIONS, KINDS, Condition, Kind
 from experiments.heat_map import Cell, heat_map
+from experiments.parallel import side_by_side
 from experiments.registry import experiment
 from experiments.tables import Note, markdown
 
@@ -49,21 +51,22 @@ def run_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
 def run_missing(
     file: Path, kind: Kind, methods: Iterable[str], seeds: Sequence[int], note: Note, where: Sequence[str] = ()
 ) -> None:
-    """Run what the file does not hold yet, and write each run to it as soon as it is finished.
+    """Run what the file does not hold yet, a process for each core, and write each run to it as soon as it is finished.
 
     `where` names conditions; without it there are all of them.
     """
     there = {(r["data"], r["condition"], r["method"], r["seed"]) for r in records(file)}
-    for seed in seeds:
-        for condition in [each for each in CONDITIONS if not where or each.name in where]:
-            for method in methods:
-                if (kind.name, condition.name, method, seed) in there:
-                    continue
-                found = run_cell(kind, condition, method, seed)
-                with file.open("a") as lines:
-                    lines.write(json.dumps(found) + "\n")
-                said = found.get("refused") or f"accuracy {100 * found['accuracy']:.1f} %, ARI {found['ari']}"
-                note(f"{kind.name}, {condition.name}, {method}, seed {seed}: {said}")
+    chosen = [condition for condition in CONDITIONS if not where or condition.name in where]
+    missing = [
+        (kind, condition, method, seed)
+        for seed, condition, method in product(seeds, chosen, methods)
+        if (kind.name, condition.name, method, seed) not in there
+    ]
+    for (_, condition, method, seed), found in side_by_side(run_cell, missing):
+        with file.open("a") as lines:
+            lines.write(json.dumps(found) + "\n")
+        said = found.get("refused") or f"accuracy {100 * found['accuracy']:.1f} %, ARI {found['ari']}"
+        note(f"{kind.name}, {condition.name}, {method}, seed {seed}: {said}")
 
 
 def summarised(found: Sequence[Record], kind: str) -> dict[tuple[str, str], Cell]:

@@ -99,7 +99,8 @@ def advise(
         settings["lr"] = plain.lr
     short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
     trial = Trial(held, model, settings, short, loss, engine, note)
-    first, found_rate = trial.run(FedAvg), {}
+    first = trial.run(FedAvg)
+    found_rate: dict[str, float] = {}
     if of_scenario and not ahead_of_nothing(mean_score(first), first) > HARDLY:
         trial, first, found_rate = at_a_found_rate(trial, first, test)
     runs = {FEDAVG: first, LOCAL: trial.run(method_named("local")), AUTO: trial.run(method_named("auto"))}
