@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from coterie import Result, run
+from coterie.core.optimiser import Optimiser
 from coterie.core.samples import ClientData, Normalise, Samples
 from coterie.core.states import spread, stack
 from coterie.core.task import Task
@@ -156,7 +157,7 @@ def test_pulls_do_not_depend_on_label_shares_nor_on_the_round(digits: OwnPopulat
     kept = [ClientData(d.train.take(torch.nonzero(d.train.y != gone)[:, 0]), d.test) for d in whole.data]
     sums = []
     for c in (whole, replace(whole, round=7, data=tuple(kept))):
-        sketch, scale, counts = pulls(c)
+        sketch, scale, counts = pulls(c, Optimiser())
         sums.append((sketch.float() * scale[:, None, None, :, None] * counts[..., None, None])[0].sum(0))
     assert not sums[1][gone].any()
     for kind in set(labels.tolist()) - {gone}:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from coterie.core.cohort import Cohort
+from coterie.core.optimiser import Optimiser
 from coterie.core.task import Task
 from coterie.data import build
 from coterie.methods.auto.groups import ASK
@@ -89,7 +90,8 @@ def test_ten_clients_that_seem_sure_by_chance_are_not_parted() -> None:
     population = build("rotated-digits", seed=41)
     task = Task.of(lambda: build_model("digits-mlp", population.shape, population.classes), population)
     clients = tuple(population.client(client) for client in population.ids)
-    sketch, scale, counts = pulls(Cohort(ids=tuple(population.ids), data=clients, task=task, seed=41, round=0))
+    cohort = Cohort(ids=tuple(population.ids), data=clients, task=task, seed=41, round=0)
+    sketch, scale, counts = pulls(cohort, Optimiser())
     shown = sketch.float() * scale[:, None, None, :, None]
     looks = {client: Look(shown[i], counts[i].float()) for i, client in enumerate(population.ids)}
     found = propose(looks, sorted(looks))

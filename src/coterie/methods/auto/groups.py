@@ -101,13 +101,13 @@ def looked(state: Groups, came: Came, fed: Federation) -> tuple[Groups, Came]:
             looks[client] = Look(shown.clone(), counts.clone(), appearance=appearance.clone())
             new.append(client)
     state = replace(state, looks=looks, known=known)
-    where = placed(state, new)
+    where, what = placed(state, new), "classes" if fed.task.has_classes else "data"
     group = [where.get(client, own) for client, own in zip(came.ids, came.group, strict=True)]
     for client, before, after in zip(came.ids, came.group, group, strict=True):
         if client not in state.cluster and state.clear:
-            state = told(state, fed, f"{client} is new and joins group {after}, whose classes pull alike")
+            state = told(state, fed, f"{client} is new and joins group {after}, whose {what} pull alike")
         elif before != after:
-            state = told(state, fed, f"{client} moves from group {before} to group {after}, whose classes pull alike")
+            state = told(state, fed, f"{client} moves from group {before} to group {after}, whose {what} pull alike")
     stays = tuple(before == after for before, after in zip(came.group, group, strict=True))
     return state, replace(came, group=group, stays=stays)
 

@@ -144,7 +144,9 @@ class Auto(KnowsMembers[Groups]):
     def look(self, c: Cohort, sent: Paced) -> Looked:
         """On the client: the same, and how its classes pull on the model that all began with."""
         loss = evaluate(c, sent.models, "train").loss
-        return Looked(pace.trained(c, sent.models, self.opt, sent.pace), c.size, loss, *pulls(c), appearances(c))
+        return Looked(
+            pace.trained(c, sent.models, self.opt, sent.pace), c.size, loss, *pulls(c, self.opt), appearances(c)
+        )
 
     @on_client("models", "scores")
     def try_out(self, c: Cohort, sent: Paced) -> Tried:

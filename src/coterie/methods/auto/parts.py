@@ -57,8 +57,9 @@ def parted(state: Groups, fed: Federation) -> tuple[Groups, Proposal | None]:
     if len({(old[i], state.cluster[i]) for i in old}) == len(set(old.values())) == len(set(found.part.values())):
         return state, None  # as before
     sizes = sorted(np.bincount(list(found.part.values())).tolist(), reverse=True)
+    what = "the classes" if fed.task.has_classes else "the data"
     text = (
-        f"the classes of the clients pull in {len(sizes)} ways: groups of {', '.join(map(str, sizes))} (t "
+        f"{what} of the clients pull in {len(sizes)} ways: groups of {', '.join(map(str, sizes))} (t "
         f"{found.evidence:.1f} across halves; {100 * min(found.explained, 1):.0f} % of what groups could explain)"
     )
     return told(state, fed, text), None

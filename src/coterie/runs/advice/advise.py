@@ -26,16 +26,7 @@ from coterie.runs.advice.differences import differences, other_names
 from coterie.runs.advice.held_out import HeldOut
 from coterie.runs.advice.paired import Interval, amount_of, paired_gain
 from coterie.runs.advice.remarks import asked_for_more, remarks_on
-from coterie.runs.advice.trial import (
-    CLOSE,
-    HARDLY,
-    Trial,
-    ahead_of_nothing,
-    at_a_found_rate,
-    known_scores,
-    known_settings,
-    mean_score,
-)
+from coterie.runs.advice.trial import CLOSE, Trial, ahead_of_nothing, first_run, known_scores, known_settings
 from coterie.runs.options import RunOptions
 from coterie.runs.rates import rated, tested_rate, with_scenario_rate
 from coterie.runs.result import Result
@@ -99,10 +90,7 @@ def advise(
         settings["lr"] = plain.lr
     short = dataclasses.replace(given, rounds=rounds, evaluate_every=rounds)
     trial = Trial(held, model, settings, short, loss, engine, note)
-    first = trial.run(FedAvg)
-    found_rate: dict[str, float] = {}
-    if of_scenario and not ahead_of_nothing(mean_score(first), first) > HARDLY:
-        trial, first, found_rate = at_a_found_rate(trial, first, test)
+    trial, first, found_rate = first_run(trial, test if of_scenario else None)
     runs = {FEDAVG: first, LOCAL: trial.run(method_named("local")), AUTO: trial.run(method_named("auto"))}
     found = _groups(runs[AUTO])
     if len(set(found.values())) > 1:

@@ -23,7 +23,7 @@ from coterie.simulation.simulator import EngineOptions
 
 CLOSE = 0.005
 """A gain below this (half a point) does not count."""
-HARDLY = 0.1
+_HARDLY = 0.1
 """Who is no further ahead of a constant answer has hardly begun to learn."""
 
 
@@ -64,11 +64,15 @@ class Trial:
             return {}
 
 
-def at_a_found_rate(trial: Trial, first: Result, test: Callable[[], float]) -> tuple[Trial, Result, dict[str, float]]:
-    """The trial at the rate that a test finds, and FedAvg's run by it, if that learns more; else as they were.
+def first_run(trial: Trial, test: Callable[[], float] | None) -> tuple[Trial, Result, dict[str, float]]:
+    """FedAvg's run; where it learns hardly anything, by the rate that `test` finds, if that is better.
 
-    A scenario has the rate of its paper, which may be for thousands of rounds: by LEAF's, writers learn nothing in 20.
+    With it the trial to go on with, and the rate if it is another. A scenario has the rate of its paper, which may be
+    for thousands of rounds: by LEAF's, writers learn nothing in 20.
     """
+    first = trial.run(FedAvg)
+    if test is None or ahead_of_nothing(mean_score(first), first) > _HARDLY:
+        return trial, first, {}
     trial.note(f"at the scenario's rate, lr = {trial.settings['lr']:g}, hardly anything is learnt in so few rounds")
     other = dataclasses.replace(trial, settings={**trial.settings, "lr": (rate := test())})
     if rate == trial.settings["lr"]:
