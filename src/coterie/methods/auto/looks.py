@@ -7,7 +7,7 @@ over the classes that both hold. What a client's few samples do by chance is ind
 distribution does is not. Directions are sent as random projections.
 
 Without classes, all samples are of one kind. A gradient is then mostly which samples a half happens to have, because
-targets vary with the inputs. What some epochs of training lead to is not: there only what they leave unexplained counts.
+targets vary with the inputs. What some epochs of training lead to is not: only what they leave unexplained counts.
 """
 
 from __future__ import annotations
