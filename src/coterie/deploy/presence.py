@@ -135,8 +135,8 @@ class Presence:
         reached, _, moment = text.partition(b";")
         progress, stamp = whole_number(reached, NOT_BEGUN, LATEST), whole_number(moment, 1, 1 << 63)
         with self._lock:
-            known = name in self._progress or len(self._progress) < _MOST_NAMES
-            if progress is not None and stamp is not None and known and stamp > self._stamps.get(name, 0):
+            there = name in self._claimed
+            if progress is not None and stamp is not None and there and stamp > self._stamps.get(name, 0):
                 self._stamps[name] = stamp
                 self._set(name, progress)
 
@@ -152,6 +152,12 @@ class Presence:
             self._set(name, max(progress, self._progress.get(name, NOT_BEGUN)))
 
     def _set(self, name: ClientId, progress: int) -> None:
+        if name not in self._claimed:
+            return
+        if name not in self._progress and len(self._progress) >= _MOST_NAMES:  # those who are there have a place
+            for gone in self._progress.keys() - self._claimed:
+                del self._progress[gone]
+                self._stamps.pop(gone, None)
         self._progress[name] = progress
         if name in self._alive:
             self._alive.put(name, progress)
