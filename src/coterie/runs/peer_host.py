@@ -93,7 +93,8 @@ def _take_part(
     identities = {name: own.identity(name) for name, own in (hosted.security or {}).items()}
     turns = Turns(hosted.workers)
     with closing(PeerSession(network_of(config), address, options.limit, note, turns)) as session:
-        note(f"{len(seats)} peers listen at {address.listen}; waiting for {options.peers} peers")
+        who = f"{len(seats)} peers listen" if len(seats) > 1 else f"{seats[0].name} listens"
+        note(f"{who} at {address.listen}; waiting for {options.peers} peers")
         with ExitStack() as starting:
             for seat in seats:
                 starting.enter_context(seat.folder.starting(seat.resume))
@@ -152,7 +153,8 @@ class _Crew:
 
     @property
     def _lowest(self) -> int:
-        lost = {name for name, error in self._failed.items() if not isinstance(error, Interrupted)}
+        failed = dict(self._failed)  # more may fail meanwhile
+        lost = {name for name, error in failed.items() if not isinstance(error, Interrupted)}
         return min((reached for name, reached in self._rounds.items() if name not in lost), default=0)
 
     def _run(self, seat: Seat) -> None:
