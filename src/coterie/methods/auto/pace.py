@@ -109,8 +109,11 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> Judged:
             back.add(group)
             slower = max(SLOWER * old.share, SLOWEST)
             paces[str(group)] = Pace(slower, [], old.good or row(state.before, group), restored=True)
-    arrived = [client for client in state.arrived if client not in seen]
-    held = back | {group for group in rises if paces[str(group)].doubted}
+    held = back | {int(group) for group, pace in paces.items() if pace.doubted}
+    # what those who are new lost before was not by the good model: they are compared from when the group has one
+    here = {client for group in held for client in there.get(group, ())}
+    early = {client for client in here if client in state.arrived or client not in state.known}
+    arrived = sorted({*state.arrived} - seen | early)
     back, held = ({group for group in range(count(state.models)) if state.root(group) in some} for some in (back, held))
     return Judged(replace(state, paces=paces, arrived=arrived), back, held, afresh)
 
