@@ -17,7 +17,7 @@ import torch
 
 from coterie import Result
 from coterie.cli.peers import _usual_folder
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, Interrupted
 from coterie.core.samples import ClientId
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.hello import Hello
@@ -29,7 +29,7 @@ from coterie.deploy.zenoh.peer import PeerPace
 from coterie.deploy.zenoh.session import PeerSession
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import clients_data, execute
-from coterie.runs.folder import RunKind, home_of, kind_of
+from coterie.runs.folder import RunFolder, RunKind, home_of, kind_of
 from coterie.runs.peer import PeerOptions
 from coterie.runs.peer_host import Hosted, _Crew, run_peers
 from coterie.runs.trained import load
@@ -277,6 +277,28 @@ def test_peers_may_fail_while_it_is_looked_how_far_all_are() -> None:
 
     crew._failed = {"b": Lost("lost")}
     assert crew._lowest == 3
+
+
+def test_a_request_to_end_may_come_while_peers_are_being_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has begun, the second has not: a thread that was never started cannot be waited for."""
+    crew = _Crew.__new__(_Crew)
+    crew._config, crew._note, crew._failed = config_of("gossip"), lambda _: None, {}
+    crew._seats, crew._rounds, ran = ["a", "b"], {"a": 0, "b": 0}, []  # type: ignore[list-item]
+    monkeypatch.setattr(crew, "_run", ran.append)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if ran:
+            raise KeyboardInterrupt
+        start(thread)
+        until(lambda: ran, "the first peer")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(Interrupted, match="Stopped after 0 of 4 rounds; nothing is lost"):
+        crew.work(RunFolder(tmp_path, RunKind.HOST))
+    assert ran == ["a"]
 
 
 class Houses(Stage):

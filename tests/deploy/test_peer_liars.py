@@ -93,6 +93,24 @@ def test_progress_of_those_who_are_not_there_is_not_kept() -> None:
     assert there._stamps.keys() == there._progress.keys()
 
 
+def test_names_that_nobody_answers_for_keep_no_newcomer_out() -> None:
+    """One member with a certificate said that ten thousand were there: with the list full, all who came were late."""
+    there = Presence([], lambda _: None)
+    for number in range(10_000):
+        there.claim(f"nobody-{number}")
+    assert not there.claim("honest"), "they have not been asked yet"
+    assert len(there.strangers()) == 10_000
+    assert there.claim("honest")
+    assert there.strangers() == ["honest"], "who is new is asked first"
+    there.admit("honest")
+    again = {name for _ in range(99) for name in there.strangers()}
+    assert len(again) == 9_900, "then some of the others in turn"
+    assert len(there.strangers()) == 100
+    there.leave("honest")
+    assert there.claim("honest")
+    assert len(there._claimed) == 10_000
+
+
 def test_a_session_that_is_closed_in_the_midst_of_a_question_ends_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,8 +136,9 @@ class _Crew:
                 pause(_LOOK_SECONDS)
         except KeyboardInterrupt:
             until = time.monotonic() + _LAST_SECONDS
-            for thread in threads:  # each saves what it has
-                thread.join(max(until - time.monotonic(), 0.0))
+            for thread in threads:  # each saves what it has; some may not have been started yet
+                if thread.ident is not None:
+                    thread.join(max(until - time.monotonic(), 0.0))
             raise Interrupted(
                 f"Stopped after {self._lowest} of {self._config.rounds} rounds; nothing is lost", folder.go_on
             ) from None
