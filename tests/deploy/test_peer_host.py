@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from coterie import Result
-from coterie.cli.peers import _usual_folder
-from coterie.core.errors import CoterieError, Interrupted
+from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
 from coterie.deploy.certificates import make_certificates
 from coterie.deploy.hello import Hello
@@ -29,9 +28,9 @@ from coterie.deploy.zenoh.peer import PeerPace
 from coterie.deploy.zenoh.session import PeerSession
 from coterie.runs.config import RunConfig
 from coterie.runs.experiment import clients_data, execute
-from coterie.runs.folder import RunFolder, RunKind, home_of, kind_of
+from coterie.runs.folder import RunKind, home_of, kind_of
 from coterie.runs.peer import PeerOptions
-from coterie.runs.peer_host import Hosted, _Crew, run_peers
+from coterie.runs.peer_host import Hosted, run_peers
 from coterie.runs.trained import load
 from coterie.runs.view import NotesOnly
 
@@ -249,56 +248,6 @@ def test_bad_names_and_numbers_are_one_sentence(
     assert found.code == 2
     assert said in found.err
     assert not (tmp_path / "runs").exists()
-
-
-def test_every_name_that_a_peer_can_have_has_its_certificates_and_its_folder(tmp_path: Path) -> None:
-    """`coterie certs` writes names as they are; older versions did so with the folders of peers, too."""
-    names = ["ward 1", "a@b+c", "n" * 64]
-    make_certificates(tmp_path, names, ["127.0.0.1"])
-    assert list(PeerSecurity.of_each(tmp_path / "clients", names)) == names
-    for name in names:
-        assert _usual_folder("peers", name).parent == Path("runs")
-    assert _usual_folder("peer", "ward 1") == Path("runs/peer-ward%201")
-    assert home_of(tmp_path, "ward 1") == tmp_path / "peers" / "ward%201"
-    (tmp_path / "peers" / "ward 1").mkdir(parents=True)
-    assert home_of(tmp_path, "ward 1") == tmp_path / "peers" / "ward 1"
-
-
-def test_peers_may_fail_while_it_is_looked_how_far_all_are() -> None:
-    """A dictionary that grew while it was gone through ended the process, and with it all peers that had not failed."""
-    crew = _Crew.__new__(_Crew)
-    crew._rounds = {"a": 3, "b": 2, "c": 5}
-
-    class Lost(CoterieError):
-        @property
-        def __class__(self) -> type:  # what isinstance looks at: another peer fails meanwhile
-            crew._failed["c"] = CoterieError("lost, too")
-            return CoterieError
-
-    crew._failed = {"b": Lost("lost")}
-    assert crew._lowest == 3
-
-
-def test_a_request_to_end_may_come_while_peers_are_being_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first has begun, the second has not: a thread that was never started cannot be waited for."""
-    crew = _Crew.__new__(_Crew)
-    crew._config, crew._note, crew._failed = config_of("gossip"), lambda _: None, {}
-    crew._seats, crew._rounds, ran = ["a", "b"], {"a": 0, "b": 0}, []  # type: ignore[list-item]
-    monkeypatch.setattr(crew, "_run", ran.append)
-    start = threading.Thread.start
-
-    def interrupted(thread: threading.Thread) -> None:
-        if ran:
-            raise KeyboardInterrupt
-        start(thread)
-        until(lambda: ran, "the first peer")
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(Interrupted, match="Stopped after 0 of 4 rounds; nothing is lost"):
-        crew.work(RunFolder(tmp_path, RunKind.HOST))
-    assert ran == ["a"]
 
 
 class Houses(Stage):

@@ -129,14 +129,16 @@ def _peer_table(result: Any, results: Mapping[str, Mapping[str, Any]]) -> Any:
     """How each peer of a network has done."""
     from rich.table import Table
 
+    from coterie.core.measures import measure_of, score_of
+
+    measure = measure_of(next(iter(results.values())))
     table = Table(title=f"{result.method} between {len(results)} peers")
-    for column in ("peer", "accuracy", "community", "sent", "received", "failures"):
+    for column in ("peer", measure.title, "community", "sent", "received", "failures"):
         table.add_column(column, justify="left" if column == "peer" else "right")
     for index, (name, one) in enumerate(list(results.items())[:_MOST_ROWS]):
-        accuracy = one["per_client_accuracy"][0]
         group = "" if result.clusters is None else str(result.clusters[index])
-        share = "" if accuracy is None else f"{100 * accuracy:.1f} %"
-        table.add_row(name, share, group, f"{one['bytes_up']:,}", f"{one['bytes_down']:,}", str(one["failures"]))
+        crossed = [f"{one[key]:,}" for key in ("bytes_up", "bytes_down")]
+        table.add_row(name, measure.text(score_of(one)), group, *crossed, str(one["failures"]))
     if len(results) > _MOST_ROWS:
         table.add_row(f"and {len(results) - _MOST_ROWS} more", *[""] * 5)
     return table

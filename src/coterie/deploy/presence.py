@@ -120,7 +120,7 @@ class Presence:
             self._note(f"{text}; {there} peers are there")
 
     def strangers(self) -> list[ClientId]:
-        """Who is to be asked now whether its name is its own: all who are new, else those who were asked least often."""
+        """Who is to be asked now whether its name is its own: all who are new, else those asked least often."""
         with self._lock:
             there = sorted(name for name in self._claimed - self._own if name not in self._alive)
             asked = [name for name in there if name not in self._asked]
