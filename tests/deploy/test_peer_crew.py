@@ -39,8 +39,8 @@ def test_peers_may_fail_while_it_is_looked_how_far_all_are() -> None:
     crew._rounds = {"a": 3, "b": 2, "c": 5}
 
     class Lost(CoterieError):
-        @property  # what isinstance looks at: another peer fails meanwhile
-        def __class__(self) -> type:  # type: ignore[misc]
+        @property  # type: ignore[misc]
+        def __class__(self) -> type:  # what isinstance looks at: another peer fails meanwhile
             crew._failed["c"] = CoterieError("lost, too")
             return CoterieError
 

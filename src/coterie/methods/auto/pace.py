@@ -60,7 +60,7 @@ def trained(c: Cohort, start: Stack, opt: Optimiser, pace: Tensor, purpose: str 
     return result
 
 
-class Judged(NamedTuple):
+class JudgedPaces(NamedTuple):
     """What those who came say of the last rounds."""
 
     state: Groups
@@ -76,7 +76,7 @@ class Judged(NamedTuple):
     """
 
 
-def judged(state: Groups, came: Sequence[Came], uneven: bool) -> Judged:
+def judged(state: Groups, came: Sequence[Came], uneven: bool) -> JudgedPaces:
     """The groups' paces after what those who came have told.
 
     Groups that train one network (`renamings`) have one pace.
@@ -115,7 +115,7 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> Judged:
     early = {client for client in here if client in state.arrived or client not in state.known}
     arrived = sorted({*state.arrived} - seen | early)
     back, held = ({group for group in range(count(state.models)) if state.root(group) in some} for some in (back, held))
-    return Judged(replace(state, paces=paces, arrived=arrived), back, held, afresh)
+    return JudgedPaces(replace(state, paces=paces, arrived=arrived), back, held, afresh)
 
 
 def taken_back(state: Groups, models: Stack, back: Collection[int], heads: Sequence[str] = ()) -> Stack:
