@@ -189,6 +189,9 @@ def test_a_label_that_is_written_in_two_ways_is_refused(tmp_path: Path) -> None:
     for files in ({"c": padded + "5,7\n"}, {"c": padded, "d": one}, {"c": one, "d": padded}):
         with pytest.raises(CoterieError, match="has the label '7', which is also written '007'; write one class in"):
             from_path(put(tmp_path, **files))
+    for files in ({"c": padded + "5,07\n"}, {"c": padded, "d": padded.replace("00", "0")}):
+        with pytest.raises(CoterieError, match=r"has the label '0+7', which is also written '0+7'; write one class in"):
+            from_path(put(tmp_path, **files))
     assert schema_of(from_path(put(tmp_path, c=padded, d=padded))).class_names == ("7", "8")
     inputs = "a,y\n007,1\n7,0\n8,1\n9,0\n"
     assert schema_of(from_path(put(tmp_path, c=inputs, d=inputs))).classes == 2

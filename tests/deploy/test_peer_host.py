@@ -234,6 +234,7 @@ def test_one_computes_at_a_time_and_who_waits_lets_another_on() -> None:
         ((), "Give either --name for one peer, or --names for several"),
         (("--name", "0", "--names", "1,2"), "Give either --name for one peer, or --names for several"),
         (("--names", "0,x"), "has no client 'x'"),
+        (("--names", ","), "Give either --name for one peer, or --names for several"),
         (("--names", "all", "--workers", "0"), "--workers must be at least 1"),
         (("--names", "all", "--certs", "nowhere"), "There is no nowhere/0/ca.pem"),
     ],

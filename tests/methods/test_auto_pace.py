@@ -92,6 +92,29 @@ def test_a_group_in_doubt_is_held_to_the_losses_of_its_good_model(digits: OwnPop
         assert (state.pace.tolist(), state.models["w"].item()) == (([0.5], 1.0) if slower else ([1.0], 3.0))
 
 
+def test_who_comes_to_a_group_in_doubt_is_compared_from_its_next_good_model_on(digits: OwnPopulation) -> None:
+    """e lost 0.1 elsewhere and f is new: with the good model both lose 1, as the others do, and have lost nothing.
+
+    Losses 1 -> 1.2 -> 1: the second is a doubt, the third is as good as the first.
+    """
+    fed = Simulator(Auto(), Task.of(small_net, digits), digits, seed=0, options=EngineOptions(workers=1))
+    state = state_of(1.0, {"0": Pace(1.0, [], {"w": torch.tensor([1.0])})})
+    known = {name: known for name, known in state.known.items() if name != "f"}
+    state = replace(state, known={**known, "e": Known(3, 10.0, 0.1)}, arrived=["e"])
+    for loss, waiting in ((1.2, ["e", "f"]), (1.0, [])):
+        sent = spread({"w": torch.tensor([2.0])}, 6)
+        visit = Visit({"w": torch.full((6, 1), 3.0)}, torch.ones(6), torch.full((6,), loss))
+        state = groups.averaged(state, [Came(_NAMES, visit, sent, [0] * 6)], "mean", fed)
+        assert (state.arrived, state.paces["0"].doubted) == (waiting, bool(waiting))
+    assert {known.loss for known in state.known.values()} == {1.0}
+
+
+def test_a_group_stays_in_doubt_where_nobody_comes_who_can_tell() -> None:
+    doubted = {"0": Pace(1.0, [], {"w": torch.tensor([1.0])}, doubted=True)}
+    state, back, held, _ = pace.judged(replace(state_of(1.0, doubted), arrived=["a", "b"]), [came(1.5, 1.5)], False)
+    assert (back, held, state.arrived) == (set(), {0}, ["a", "b"])
+
+
 def test_few_at_a_time_are_judged_together() -> None:
     """Two of six say nothing yet; two more make four, which is enough. The model of before is the good one at first."""
     state, back, *_ = pace.judged(state_of(1.0, {}), [came(1.5, 1.5)], False)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import coterie
 from coterie.core.layers import rows_of_classes
+from coterie.core.states import row
 from coterie.core.task import Task
 from coterie.core.wire import decode, encode
 from coterie.data import build
@@ -183,6 +184,10 @@ def test_the_largest_group_leads_and_its_network_goes_on() -> None:
     moved = {f"h{i}": Look(torch.zeros(0), counts, appearance=there[:, [1, 0, 2]]) for i in range(11)}
     grown = replace(after, cluster={**cluster, **dict.fromkeys(moved, 1)}, looks={**looks, **moved})
     assert found(grown, fed)["1"].root == 2  # twelve against nine, which have led
+    doubted = replace(after, paces={"2": Pace(0.5, [0.1], row(models, 2), doubted=True)})
+    apart = replace(doubted, looks={name: look for name, look in looks.items() if name != "liar"})
+    alone = settled(doubted, apart, fed)
+    assert (alone.renamed, alone.paces["1"]) == ({}, Pace(0.5, [], {}))  # its own network has not been in doubt
 
 
 def _three_classes() -> Task:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ from torch import nn
 
 from coterie import run
 from coterie.core.errors import CoterieError
-from coterie.core.states import cosine
+from coterie.core.states import cosine, count
+from coterie.core.task import Task
 from coterie.data import build
 from coterie.data.own import OwnPopulation
 from coterie.methods.cfl import CFL, bipartition
+from coterie.simulation.simulator import EngineOptions, Simulator
 
 from ..tiny import batchnorm_net, made, one_weight, rows
 
@@ -58,6 +62,25 @@ def test_a_split_by_hand() -> None:
         )
         kept = run(whole, clients, one_weight(), rounds=1, loss="mse")
         assert (kept.n_clusters == 1) is (changed != {"cross": -1.0})
+
+
+def test_one_that_has_trained_and_is_away_once_stays_in_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a round of all four no updates are kept: one that then missed a round was taken for a client never met."""
+    clients = rows(*[([1.0], [2])] * 2, *[([1.0], [-2])] * 2, groups=[0, 0, 1, 1])
+    cfl = CFL(**STEP, eps1=0.5, eps2=0.5, thresholds="absolute", first_split=0, least=2)
+    task = Task(one_weight, (1,), 10, loss="mse")
+    with closing(Simulator(cfl, task, clients, seed=0, options=EngineOptions(workers=1))) as fed:
+        state = cfl.init(fed)
+        assert cfl.unmet(state, fed.ids) == []
+        for number, there in enumerate((fed.ids, fed.ids[:3])):
+            fed.round = number
+            monkeypatch.setattr(fed, "sample", lambda share, there=there: there)
+            state, _ = cfl.step(state, fed)
+        assert (list(state.updates), count(state.models)) == (list(fed.ids[:3]), 2)
+        assert cfl.unmet(state, fed.ids) == []
+        assert cfl.unmet(state, ["late"]) == ["late"]
+        state = cfl.admit(replace(state, cluster={i: state.cluster[i] for i in fed.ids[:3]}), fed, fed.ids[3:])
+        assert cfl.unmet(state, fed.ids) == [], "a newcomer has chosen its cluster"
 
 
 def test_agreeing_clients_stay_together() -> None:

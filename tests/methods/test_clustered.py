@@ -69,9 +69,10 @@ def test_who_is_asked_where_there_is_one_group_and_where_clients_only_seem_met()
         fed.close()
     cfl = CFL()
     fed = Simulator(cfl, task, population, seed=0, options=EngineOptions(workers=1))
-    state = Branches(MODELS, {first: 0, second: 0, "other": 1}, {first: torch.zeros(1), "other": torch.zeros(1)})
+    state = Branches(MODELS, {first: 0, second: 0, "other": 1}, {}, 1.0, met=[first, "other"])
     assert cfl.placed(state, fed, population.ids).cluster[second] == 1
-    assert cfl.placed(Branches(MODELS, state.cluster, {}), fed, population.ids).cluster == state.cluster
+    older = Branches(MODELS, state.cluster, {first: torch.zeros(1)}, 1.0)  # a checkpoint that does not say who was met
+    assert cfl.placed(older, fed, population.ids).cluster == state.cluster
     fed.close()
 
 

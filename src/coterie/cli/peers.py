@@ -11,6 +11,7 @@ from rich.console import Console
 
 from coterie.cli.services import (
     MEGABYTE,
+    CertsOption,
     OwnData,
     SizeOption,
     begin_between_peers,
@@ -46,9 +47,7 @@ def peer(
     timeout: Annotated[float, typer.Option("--timeout", help="seconds to wait for an answer, or a slow peer")] = 10.0,
     patience: Annotated[float, typer.Option("--patience", help="seconds to wait for the first peers")] = 300.0,
     free: Annotated[bool, typer.Option("--free", help="peers do not wait for each other's rounds")] = False,
-    certs: Annotated[
-        Path | None, typer.Option("--certs", help="a folder of `coterie certs`; without it, no TLS")
-    ] = None,
+    certs: CertsOption = None,
     max_megabytes: SizeOption = 512,
     workers: Annotated[int, typer.Option("--workers", help="how many of --names compute at once")] = 1,
 ) -> None:
@@ -57,7 +56,7 @@ def peer(
     peering = needs("peers", "coterie.runs.peer")
     hosting = needs("peers", "coterie.runs.peer_host")
     from coterie.cli.runs import watched
-    from coterie.deploy.boundary import check_name, place
+    from coterie.deploy.boundary import check_name
     from coterie.deploy.ports import check_address
     from coterie.deploy.zenoh.peer import PeerPace
     from coterie.runs.config import from_tables, read_tables
@@ -69,7 +68,7 @@ def peer(
     options = peering.PeerOptions(peers, patience, PeerPace(not free, timeout), max_megabytes * MEGABYTE)
     addresses.zenoh.init_log_from_env_or("error")
     if name:
-        folder = out or place(Path("runs"), f"peer-{check_name(name, '--name')}")
+        folder = out or _usual_folder("peer", check_name(name, "--name"))
         security = None if certs is None else addresses.PeerSecurity.of(certs)
         address = addresses.Address(listen, tuple(listed(seeds)), security)
         begin_between_peers()
@@ -82,7 +81,7 @@ def peer(
     first = next(iter(theirs))
     security = None if hosted.security is None else hosted.security[first]  # mTLS asks for any of the CA
     address = addresses.Address(listen, tuple(listed(seeds)), security)
-    folder = out or place(Path("runs"), f"peers-{first}")
+    folder = out or _usual_folder("peers", first)
     begin_between_peers()
     with service(_STOPPED):
         _show(hosting.run_peers(settings, hosted, address, folder, options, view=_told()), folder)
@@ -101,6 +100,14 @@ def peers(
     local_network = needs("peers", "coterie.runs.launch_local")
     result = local_network.run_local(config, local, out, port, free=free, tls=certs, seconds=timeout, view=_told())
     _show(result, out)
+
+
+def _usual_folder(what: str, name: str) -> Path:
+    """Where a run is without --out; every name that a peer can have makes one."""
+    from coterie.deploy.boundary import place
+
+    home = place(Path("runs"), name)
+    return home.with_name(f"{what}-{home.name}")
 
 
 def _told() -> Any:
@@ -122,14 +129,16 @@ def _peer_table(result: Any, results: Mapping[str, Mapping[str, Any]]) -> Any:
     """How each peer of a network has done."""
     from rich.table import Table
 
+    from coterie.core.measures import measure_of, score_of
+
+    measure = measure_of(next(iter(results.values())))
     table = Table(title=f"{result.method} between {len(results)} peers")
-    for column in ("peer", "accuracy", "community", "sent", "received", "failures"):
+    for column in ("peer", measure.title, "community", "sent", "received", "failures"):
         table.add_column(column, justify="left" if column == "peer" else "right")
     for index, (name, one) in enumerate(list(results.items())[:_MOST_ROWS]):
-        accuracy = one["per_client_accuracy"][0]
         group = "" if result.clusters is None else str(result.clusters[index])
-        share = "" if accuracy is None else f"{100 * accuracy:.1f} %"
-        table.add_row(name, share, group, f"{one['bytes_up']:,}", f"{one['bytes_down']:,}", str(one["failures"]))
+        crossed = [f"{one[key]:,}" for key in ("bytes_up", "bytes_down")]
+        table.add_row(name, measure.text(score_of(one)), group, *crossed, str(one["failures"]))
     if len(results) > _MOST_ROWS:
         table.add_row(f"and {len(results) - _MOST_ROWS} more", *[""] * 5)
     return table

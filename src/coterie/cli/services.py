@@ -17,7 +17,6 @@ from coterie.core.errors import CoterieError, Interrupted, installing
 from coterie.core.terminal import harmless
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="the run's TOML file; the same for everyone")]
-NameOption = Annotated[str, typer.Option("--name", help="this client's name; it keeps its memory under it")]
 OwnData = Annotated[
     Path,
     typer.Option(
@@ -94,7 +93,7 @@ def needs(extra: str, module: str):  # type: ignore[no-untyped-def]
 
 def check_named(name: str, names: str, what: str) -> None:
     """Either one member of a run is named, or several that share this process."""
-    if bool(name) == bool(names):
+    if bool(name) == bool(listed(names)):
         raise CoterieError(f"Give either --name for one {what}, or --names for several in this process.")
 
 

@@ -306,12 +306,15 @@ def _refuse_two_writings(tables: Mapping[ClientId, DataTable], name: str) -> Non
     """Refuse labels of which one is written as 007 here and as 7 there: are they one class, or two?"""
     padded = {number: text for table in tables.values() for number, text in table.padded.get(name, {}).items()}
     for table in tables.values() if padded else ():
-        plain = set(np.unique(table.columns[name]).tolist()) - set(table.padded.get(name, {}))
-        text = table.doubled.get(name) or next((padded[number] for number in sorted(plain & set(padded))), None)
-        if text:
+        own = table.padded.get(name, {})
+        here = [number for number in np.unique(table.columns[name]).tolist() if number in padded]
+        written = [(own.get(number, str(number)), padded[number]) for number in here]
+        both = table.doubled.get(name) or next((pair for pair in written if pair[0] != pair[1]), None)
+        if both:
             raise CoterieError(
-                f"Column {shown(name)} of {table.where} has the label {shown(str(int(text)))}, which is also written "
-                f"{shown(text)}; write one class in one way, two classes with a letter, such as {shown('c' + text)}."
+                f"Column {shown(name)} of {table.where} has the label {shown(both[0])}, which is also written "
+                f"{shown(both[1])}; write one class in one way, two classes with a letter, such as "
+                f"{shown('c' + both[1])}."
             )
 
 

@@ -44,8 +44,8 @@ class DataTable:
     where: str
     padded: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Of columns of whole numbers, those that are written with zeros before them somewhere, as 007 is, and how."""
-    doubled: Mapping[str, str] = field(default_factory=dict)
-    """Columns in which one of these numbers is also written without, and how it is written with them."""
+    doubled: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Columns in which one of these numbers is written in two ways, and how."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -133,19 +133,18 @@ def read_csv(path: Path) -> DataTable:
     padded = {name: found for name, found in padded.items() if found}
     doubled = {name: _doubled(texts[name], found) for name, found in padded.items()}
     table = _checked(columns, where)
-    return replace(table, padded=padded, doubled={name: text for name, text in doubled.items() if text})
+    return replace(table, padded=padded, doubled={name: both for name, both in doubled.items() if both})
 
 
 def _padded(cells: Iterable[str]) -> dict[int, str]:
     """The whole numbers that are written with zeros before them, and how."""
-    return {int(cell): cell.strip() for cell in set(cells) if _PADDED.fullmatch(cell)}
+    return {int(cell): cell.strip() for cell in sorted(set(cells), reverse=True) if _PADDED.fullmatch(cell)}
 
 
-def _doubled(cells: Iterable[str], padded: Mapping[int, str]) -> str:
-    """One of these numbers that is also written without the zeros, as it is with them."""
-    return next(
-        (padded[int(cell)] for cell in sorted(set(cells)) if int(cell) in padded and not _PADDED.fullmatch(cell)), ""
-    )
+def _doubled(cells: Iterable[str], padded: Mapping[int, str]) -> tuple[str, str] | None:
+    """Two writings of one of these numbers: without zeros or with another number of them, and as it is in `padded`."""
+    written = ((cell.strip(), padded.get(int(cell))) for cell in sorted(set(cells)))
+    return next(((cell, other) for cell, other in written if other is not None and cell != other), None)
 
 
 def _rows(text: str, where: str) -> list[list[str]]:

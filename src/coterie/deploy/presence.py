@@ -46,6 +46,7 @@ class Presence:
         self._own, self._note, self._lock = set(own), note, threading.Lock()
         self._claimed: set[ClientId] = set()
         self._alive = Reached()
+        self._asked: dict[ClientId, int] = {}
         self._early: dict[ClientId, tuple[bytes, bytes]] = {}
         self._stamps: dict[ClientId, int] = {}
         self._progress: dict[ClientId, int] = {}
@@ -67,25 +68,34 @@ class Presence:
             self._alive.put(name, self._progress.get(name, NOT_BEGUN))
 
     def claim(self, name: ClientId) -> bool:
-        """A member says that it is there under this name; false if that cannot be one, or there are too many."""
+        """A member says that it is there under this name; false if that cannot be one, or there are too many.
+
+        Where there are too many, one that was asked who it is and has not said leaves its place to the new one.
+        """
         try:
             check_name(name, "its name")
         except CoterieError as error:
             self.turn_away(name, str(error))
             return False
         with self._lock:
+            if name not in self._claimed and len(self._claimed) >= _MOST_NAMES and self._asked:
+                self._forget(next(iter(self._asked)))
             if len(self._claimed) < _MOST_NAMES:
                 self._claimed.add(name)
             return name in self._claimed
+
+    def _forget(self, name: ClientId) -> None:
+        self._claimed.discard(name)
+        self._asked.pop(name, None)
+        self._early.pop(name, None)
 
     def leave(self, name: ClientId) -> None:
         """It has left."""
         with self._lock:
             gone = name in self._alive and name not in self._own
             self._own.discard(name)
-            self._claimed.discard(name)
             self._alive.remove(name)
-            self._early.pop(name, None)
+            self._forget(name)
         if gone:
             self._tell(f"{name} has left")
 
@@ -93,6 +103,7 @@ class Presence:
         """A name is believed."""
         with self._lock:
             new = name in self._claimed and name not in self._alive  # it may have left again
+            self._asked.pop(name, None)
             if new:
                 self._alive.put(name, self._progress.get(name, NOT_BEGUN))
         if new:
@@ -109,9 +120,14 @@ class Presence:
             self._note(f"{text}; {there} peers are there")
 
     def strangers(self) -> list[ClientId]:
-        """Who has not shown yet that its name is its own."""
+        """Who is to be asked now whether its name is its own: all who are new, else those asked least often."""
         with self._lock:
-            return sorted(name for name in self._claimed - self._own if name not in self._alive)
+            there = sorted(name for name in self._claimed - self._own if name not in self._alive)
+            asked = [name for name in there if name not in self._asked]
+            asked = asked or sorted(there, key=lambda name: self._asked[name])[:_MANY]
+            for name in asked:
+                self._asked[name] = self._asked.get(name, 0) + 1
+            return asked
 
     def others(self, own: Collection[ClientId] | None = None) -> set[ClientId]:
         """Who else is there now; without `own`, those that are not of this process."""
@@ -135,8 +151,8 @@ class Presence:
         reached, _, moment = text.partition(b";")
         progress, stamp = whole_number(reached, NOT_BEGUN, LATEST), whole_number(moment, 1, 1 << 63)
         with self._lock:
-            known = name in self._progress or len(self._progress) < _MOST_NAMES
-            if progress is not None and stamp is not None and known and stamp > self._stamps.get(name, 0):
+            there = name in self._claimed
+            if progress is not None and stamp is not None and there and stamp > self._stamps.get(name, 0):
                 self._stamps[name] = stamp
                 self._set(name, progress)
 
@@ -152,6 +168,12 @@ class Presence:
             self._set(name, max(progress, self._progress.get(name, NOT_BEGUN)))
 
     def _set(self, name: ClientId, progress: int) -> None:
+        if name not in self._claimed:
+            return
+        if name not in self._progress and len(self._progress) >= _MOST_NAMES:  # those who are there have a place
+            for gone in self._progress.keys() - self._claimed:
+                del self._progress[gone]
+                self._stamps.pop(gone, None)
         self._progress[name] = progress
         if name in self._alive:
             self._alive.put(name, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -14,6 +14,7 @@ from coterie.core.federation import Federation
 from coterie.core.panels import Heatmap, Panel
 from coterie.core.samples import ClientId
 from coterie.core.states import Picked, Stack, concat, cosine, count, flat, minus, stack, take
+from coterie.core.wire import LATER
 from coterie.methods.base import Log, Models
 from coterie.methods.clustered import ModelPerCluster
 
@@ -23,6 +24,7 @@ class Branches:
     """The clusters so far; each client is in exactly one. `updates` are the last known where some are absent.
 
     `scale` is the mean length of the clients' updates in the first round, by which relative thresholds are measured.
+    `met` are the clients that have trained, or have chosen their cluster: all others are in one by default.
     """
 
     models: Stack
@@ -30,6 +32,7 @@ class Branches:
     updates: dict[str, Tensor]
     scale: float = 0.0
     similarity: Tensor | None = None
+    met: list[str] = field(default_factory=list, metadata={LATER: True})
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ class CFL(ModelPerCluster[Branches]):
             "mean_update": float(changes.mean(0).norm()),
             "longest": float(changes.norm(dim=1).max()),
         }
-        return Branches(models, cluster, absent, scale, cosine(changes)), log
+        met = sorted(_met(state).union(replies.ids))
+        return Branches(models, cluster, absent, scale, cosine(changes), met), log
 
     def _halves(
         self, old: int, cluster: Mapping[str, int], updates: Mapping[str, Tensor], scale: float
@@ -129,9 +133,15 @@ class CFL(ModelPerCluster[Branches]):
         ones = [client for client, label in zip(members, labels, strict=True) if label]
         return ones if 2 * len(ones) <= len(members) else [client for client in members if client not in set(ones)]
 
+    def admit(self, state: Branches, fed: Federation, new: Sequence[ClientId]) -> Branches:
+        """As with other clusters; what newcomers have chosen by is known of them."""
+        after = super().admit(state, fed, new)
+        return replace(after, met=sorted(_met(state) | (after.cluster.keys() - state.cluster.keys())))
+
     def unmet(self, state: Branches, ids: Sequence[ClientId]) -> list[ClientId]:
         """All are in a cluster from the start; those who have never trained are there by nothing that they showed."""
-        strangers = [client for client in ids if state.updates and client not in state.updates]
+        met = _met(state)
+        strangers = [client for client in ids if met and client not in met]
         return strangers if count(state.models) > 1 else super().unmet(state, ids)
 
     def panels(self, state: Branches, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
@@ -155,6 +165,11 @@ def bipartition(similarity: Tensor) -> list[bool]:
     _, nodes = to_tree(tree, rd=True)
     second = set(nodes[int(tree[-1, 1])].pre_order())
     return [client in second for client in range(len(similarity))]
+
+
+def _met(state: Branches) -> set[ClientId]:
+    """Who has been met; an older version's checkpoint does not say, and all that it knows have."""
+    return set(state.met or (state.cluster if state.scale else ()))
 
 
 def _largest(cluster: Mapping[str, int]) -> int:

@@ -93,8 +93,9 @@ class RunKind(StrEnum):
 
 
 def home_of(out: Path, name: ClientId) -> Path:
-    """The folder of one peer of several, in theirs."""
-    return place(out / "peers", name)
+    """The folder of one peer of several, in theirs; older versions have written its name as it is."""
+    now, older = place(out / "peers", name), out / "peers" / name
+    return older if older.is_dir() else now
 
 
 def kind_of(path: Path) -> RunKind:

@@ -93,7 +93,8 @@ def _take_part(
     identities = {name: own.identity(name) for name, own in (hosted.security or {}).items()}
     turns = Turns(hosted.workers)
     with closing(PeerSession(network_of(config), address, options.limit, note, turns)) as session:
-        note(f"{len(seats)} peers listen at {address.listen}; waiting for {options.peers} peers")
+        who = f"{len(seats)} peers listen" if len(seats) > 1 else f"{seats[0].name} listens"
+        note(f"{who} at {address.listen}; waiting for {options.peers} peers")
         with ExitStack() as starting:
             for seat in seats:
                 starting.enter_context(seat.folder.starting(seat.resume))
@@ -135,8 +136,9 @@ class _Crew:
                 pause(_LOOK_SECONDS)
         except KeyboardInterrupt:
             until = time.monotonic() + _LAST_SECONDS
-            for thread in threads:  # each saves what it has
-                thread.join(max(until - time.monotonic(), 0.0))
+            for thread in threads:  # each saves what it has; some may not have been started yet
+                if thread.ident is not None:
+                    thread.join(max(until - time.monotonic(), 0.0))
             raise Interrupted(
                 f"Stopped after {self._lowest} of {self._config.rounds} rounds; nothing is lost", folder.go_on
             ) from None
@@ -152,7 +154,8 @@ class _Crew:
 
     @property
     def _lowest(self) -> int:
-        lost = {name for name, error in self._failed.items() if not isinstance(error, Interrupted)}
+        failed = dict(self._failed)  # more may fail meanwhile
+        lost = {name for name, error in failed.items() if not isinstance(error, Interrupted)}
         return min((reached for name, reached in self._rounds.items() if name not in lost), default=0)
 
     def _run(self, seat: Seat) -> None:

@@ -12,7 +12,7 @@ import zenoh
 
 from coterie.core.errors import CoterieError
 from coterie.core.samples import ClientId
-from coterie.deploy.boundary import place
+from coterie.deploy.boundary import check_name
 from coterie.deploy.zenoh.signing import Acquaintances, Identity
 
 _FRAMING = 1 << 16  # what zenoh puts around a payload, and signatures
@@ -38,7 +38,7 @@ class PeerSecurity:
     @classmethod
     def of_each(cls, folder: Path, names: Iterable[ClientId]) -> dict[ClientId, PeerSecurity]:
         """The same for several peers of one process, each with the folder of its name: all must be of one CA."""
-        found = {name: cls.of(place(folder, name)) for name in names}
+        found = {name: cls.of(folder / check_name(name, "--names")) for name in names}
         authorities = {each.ca.read_bytes() for each in found.values()}
         if len(authorities) > 1:
             raise CoterieError(f"The certificates in {folder} are of different CAs; peers of a process need one.")

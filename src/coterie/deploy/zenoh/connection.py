@@ -124,13 +124,14 @@ class PeerConnection:
     def linger(self, round: int, seconds: float) -> None:
         """Stay to answer those who have not come to a round, the end, as long as anybody makes progress.
 
-        Who has not begun, as far as is known, is waited for too: at their own pace, peers may be far apart.
+        Who has not begun, as far as is known, is waited for too: at their own pace, peers may be far apart. No peer
+        needs more than so many seconds for each round; one that moves to and fro keeps nobody longer than that.
         """
         self.announce(round)
         presence, moved = self.session.presence, time.monotonic()
-        seen = presence.moves
+        seen, last = presence.moves, moved + seconds * (round + 1)
         with self.session.turns.let_on():
-            while presence.lowest() < round and time.monotonic() - moved < seconds:
+            while presence.lowest() < round and time.monotonic() < min(moved + seconds, last):
                 if presence.wait(round, _LOOK_SECONDS):
                     pause(_NEXT_SECONDS)
                 raise_if_interrupted()

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -73,8 +74,17 @@ class PeerSession:
             self.zenoh.declare_subscriber(f"{self.root}/progress/*", self.safely(self._on_progress)),
         ]
         if self.met is not None:
-            threading.Thread(target=self._meet_newcomers, daemon=True).start()
-        threading.Thread(target=self._ask_after, daemon=True).start()
+            self._do_beside(self._meet_newcomers)
+        self._do_beside(self._ask_after)
+
+    def _do_beside(self, work: Callable[[], None]) -> None:
+        """Work in a thread of its own, until the session is closed: that may be in the midst of a question."""
+
+        def done() -> None:
+            with suppress(zenoh.ZError):
+                work()
+
+        threading.Thread(target=done, daemon=True).start()
 
     def settle(self) -> None:
         """Learn of those who are there, once."""
@@ -107,7 +117,7 @@ class PeerSession:
         return handle
 
     def _on_life(self, sample: Any) -> None:
-        name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
+        name = _name_in(sample.key_expr)
         if name in self.here:
             return
         if sample.kind == zenoh.SampleKind.PUT:
@@ -139,10 +149,7 @@ class PeerSession:
                 before, rest = at, _MOMENT
                 continue
             some = late if len(late) <= _SOME else random.SystemRandom().sample(late, _SOME)
-            try:
-                said = self.ask("progress", some)
-            except zenoh.ZError:
-                return  # closed meanwhile
+            said = self.ask("progress", some)
             for name, text in said.items():
                 self.presence.look_up(name, text)
             mute = set(some) - said.keys()
@@ -152,7 +159,7 @@ class PeerSession:
             rest = min(2 * rest, _LONGEST_PAUSE)
 
     def _on_progress(self, sample: Any) -> None:
-        name = unquote(str(sample.key_expr).rsplit("/", 1)[-1])
+        name = _name_in(sample.key_expr)
         attached = 0 if sample.attachment is None else len(sample.attachment)
         if len(sample.payload) > 60 or attached > _LONGEST_SIGNATURE or name in self.here:
             return  # what is held until a peer has introduced itself is short
@@ -198,8 +205,9 @@ class PeerSession:
 
     def ask(self, what: str, names: Sequence[ClientId]) -> dict[ClientId, str]:
         """A short text from each of these peers; those that do not answer are missing."""
-        said = {name: self.here[name].told(what) for name in names if name in self.here}
-        asked = [(name, f"told/{quote(name, safe='')}?{what}") for name in names if name not in self.here]
+        here = dict(self.here)  # peers of this process may leave meanwhile
+        said = {name: here[name].told(what) for name in names if name in here}
+        asked = [(name, f"told/{quote(name, safe='')}?{what}") for name in names if name not in here]
         for start in range(0, len(asked), _AT_ONCE):
             some = asked[start : start + _AT_ONCE]
             found = self.get(some, _QUESTION_SECONDS, LONGEST_TEXT, introduced=what == "hello")
@@ -280,3 +288,12 @@ class PeerSession:
         for declared in reversed(self._declared):
             declared.undeclare()  # type: ignore[no-untyped-call]
         self.zenoh.close()  # type: ignore[no-untyped-call]
+
+
+def _name_in(key: Any) -> ClientId:
+    """The name that a key ends with; written otherwise than its owner does, it is somebody else's word about it."""
+    written = str(key).rsplit("/", 1)[-1]
+    name = unquote(written)
+    if quote(name, safe="") != written:
+        raise CoterieError("its name is not written as names are")
+    return name

@@ -60,7 +60,7 @@ def trained(c: Cohort, start: Stack, opt: Optimiser, pace: Tensor, purpose: str 
     return result
 
 
-class Judged(NamedTuple):
+class JudgedPaces(NamedTuple):
     """What those who came say of the last rounds."""
 
     state: Groups
@@ -76,7 +76,7 @@ class Judged(NamedTuple):
     """
 
 
-def judged(state: Groups, came: Sequence[Came], uneven: bool) -> Judged:
+def judged(state: Groups, came: Sequence[Came], uneven: bool) -> JudgedPaces:
     """The groups' paces after what those who came have told.
 
     Groups that train one network (`renamings`) have one pace.
@@ -109,10 +109,13 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> Judged:
             back.add(group)
             slower = max(SLOWER * old.share, SLOWEST)
             paces[str(group)] = Pace(slower, [], old.good or row(state.before, group), restored=True)
-    arrived = [client for client in state.arrived if client not in seen]
-    held = back | {group for group in rises if paces[str(group)].doubted}
+    held = back | {int(group) for group, pace in paces.items() if pace.doubted}
+    # what those who are new lost before was not by the good model: they are compared from when the group has one
+    here = {client for group in held for client in there.get(group, ())}
+    early = {client for client in here if client in state.arrived or client not in state.known}
+    arrived = sorted({*state.arrived} - seen | early)
     back, held = ({group for group in range(count(state.models)) if state.root(group) in some} for some in (back, held))
-    return Judged(replace(state, paces=paces, arrived=arrived), back, held, afresh)
+    return JudgedPaces(replace(state, paces=paces, arrived=arrived), back, held, afresh)
 
 
 def taken_back(state: Groups, models: Stack, back: Collection[int], heads: Sequence[str] = ()) -> Stack:

@@ -23,7 +23,7 @@ from coterie.core.federation import Federation
 from coterie.core.layers import rows_of_classes
 from coterie.core.samples import ClientId
 from coterie.core.states import Stack, count, row
-from coterie.methods.auto.messages import Groups, Renaming, told
+from coterie.methods.auto.messages import Groups, Pace, Renaming, told
 from coterie.methods.auto.visits import members
 
 _UNLIKE = 0.2
@@ -200,7 +200,7 @@ def settled(old: Groups, state: Groups, fed: Federation) -> Groups:
     for group in state.renamed:
         before = paces.get(str(state.root(int(group))))
         if group not in renamed and before is not None:  # it goes on, alone or before others, as fast as it did
-            paces[group] = replace(before, rises=[], good={})
+            paces[group] = Pace(before.share, [], {})
     new = [group for group, each in renamed.items() if state.renamed.get(group) != each]
     for root in {str(renamed[group].root) for group in new} & set(paces):
         paces[root] = replace(paces[root], rises=[])
