@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from coterie.data import build
 from coterie.methods.given_groups import GivenGroups
 from coterie.models import build_model
 from coterie.report.advice import print_advice
-from coterie.runs.advice.advise import _length, _recommended, advise
+from coterie.runs.advice.advise import FEDAVG, GROUPS, _gain_by_groups, _length, _recommended, advise
 from coterie.runs.advice.answer import Candidate
 from coterie.runs.advice.differences import differences
 from coterie.runs.advice.held_out import HeldOut
@@ -241,6 +242,23 @@ def test_only_classes_that_look_alike_are_said_to_have_other_names(odd: tuple[in
     listed = ", ".join(f"'{digit}'" for digit in odd)
     assert (f"Names are not all that differs: no class there looks like its {listed}." in remark) == bool(odd)
     assert ("auto trains one network for both" in remark) == (len(odd) < 2)
+
+
+def test_groups_that_are_not_clear_must_gain_beside_fine_tuning() -> None:
+    """Parts of writers gain 5 points over all together, and nothing over all together fine-tuned."""
+
+    def run_of(plain: float, tuned: float) -> Any:
+        noise = [0.001 * (number % 3) for number in range(20)]
+        scores = {"per_client_score": [plain + each for each in noise], "client_ids": [str(i) for i in range(20)]}
+        return SimpleNamespace(
+            **scores, per_client_finetuned_score=[tuned - each for each in noise], lower_is_better=False
+        )
+
+    runs = {GROUPS: run_of(0.95, 0.97), FEDAVG: run_of(0.90, 0.97)}
+    assert _gain_by_groups(runs, tuned=False).sure
+    assert not _gain_by_groups(runs, tuned=True).sure
+    runs[GROUPS].per_client_finetuned_score = []
+    assert _gain_by_groups(runs, tuned=True).sure, "where nobody was fine-tuned, as they are"
 
 
 def test_clear_groups_are_groups_though_what_they_gain_is_not_sure() -> None:

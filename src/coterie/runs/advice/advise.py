@@ -97,10 +97,10 @@ def advise(
         runs[GROUPS] = trial.run(GivenGroups, groups=found)
     proposed = len(set(found.values()))
     own = {FEDCG: {"domains": proposed}}
-    evidence = _gain_by_groups(runs)
     state = runs[AUTO].state
     assert isinstance(state, Groups)
     clear = state.clear
+    evidence = _gain_by_groups(runs, tuned=not clear)
     count = proposed if evidence.sure or (clear and evidence.mean > 0) else 1
     schema: Schema | None = getattr(population, "schema", None)
     apart = differences(held, found, _input_names(schema) if schema else ()) if count > 1 else None
@@ -117,7 +117,7 @@ def advise(
         floor=first.floor,
         groups=count,
         evidence=evidence,
-        verdict=_verdict(count, proposed, evidence, first.metric),
+        verdict=_verdict(count, proposed, evidence, first.metric, tuned=not clear),
         recommended=best,
         command=(command or _in_python)(best.method, best.settings),
         choices=choices,
@@ -195,11 +195,19 @@ def _choices(
     return tuple(made)
 
 
-def _gain_by_groups(runs: Mapping[str, Result]) -> Interval:
-    """What clients gain if each trains with its group instead of with all; nothing where no groups were proposed."""
+def _gain_by_groups(runs: Mapping[str, Result], *, tuned: bool) -> Interval:
+    """What clients gain if each trains with its group instead of with all; nothing where no groups were proposed.
+
+    Groups that are not clear must gain something when all are fine-tuned, too: where everybody has a way of their own,
+    as writers have, parts do better than the whole, and fine-tuning does as well as the parts.
+    """
     if GROUPS not in runs:
         return Interval(0.0, 0.0, 0.0)
-    by_group, by_all = (known_scores(runs[name], runs[name].per_client_score) for name in (GROUPS, FEDAVG))
+    pair = runs[GROUPS], runs[FEDAVG]
+    if tuned and all(result.per_client_finetuned_score for result in pair):
+        by_group, by_all = (known_scores(result, result.per_client_finetuned_score) for result in pair)
+    else:
+        by_group, by_all = (known_scores(result, result.per_client_score) for result in pair)
     return paired_gain(by_group, by_all, lower=runs[FEDAVG].lower_is_better)
 
 
@@ -246,8 +254,8 @@ def _remarks_on_trial(best: Candidate, first: Result, rate: object, found: Mappi
     return remarks
 
 
-def _verdict(groups: int, proposed: int, gain: Interval, metric: str) -> str:
-    amount = amount_of(gain, metric)
+def _verdict(groups: int, proposed: int, gain: Interval, metric: str, *, tuned: bool) -> str:
+    amount = amount_of(gain, metric) + (", all fine-tuned" if tuned else "")
     if groups > 1 and not gain.sure:
         return (
             f"There are {groups} groups: in either half of their data, members pull a model the same way and others do "
@@ -255,8 +263,8 @@ def _verdict(groups: int, proposed: int, gain: Interval, metric: str) -> str:
         )
     if groups > 1:
         return (
-            f"There are {groups} groups. On held-out data clients gain {amount} if each trains with its group "
-            "instead of with everybody."
+            f"There are {groups} groups. On held-out data clients gain {amount}{',' if tuned else ''} if each trains "
+            "with its group instead of with everybody."
         )
     if proposed > 1:
         return f"No sure groups: {proposed} were proposed, but what they gain on held-out data may be chance: {amount}."

@@ -38,7 +38,8 @@ class Advice:
     """What a constant answer reaches."""
     groups: int
     evidence: Interval
-    """What clients gain on held-out data if each trains with its group instead of with all."""
+    """What clients gain on held-out data if each trains with its group instead of with all; where the groups are not
+    clear by themselves, if all are fine-tuned."""
     verdict: str
     recommended: Candidate
     command: str
