@@ -34,10 +34,12 @@ _NAMES = ("a", "b", "c", "d", "e", "f")
 
 
 def state_of(loss: float, paces: dict[str, Pace]) -> Groups:
-    """Six clients of one group, whose model is 2 and was 1; each had this loss when it last came."""
+    """Six clients of one group, whose model is 2 and was 1 and has learnt; each had this loss when it last came."""
     models, before = (stack([{"w": torch.tensor([number])}]) for number in (2.0, 1.0))
     known = {name: Known(1, 10.0, loss) for name in _NAMES}
-    return Groups(models, before, dict.fromkeys(_NAMES, 0), known, {}, {}, {}, paces=paces)
+    return Groups(
+        models, before, dict.fromkeys(_NAMES, 0), known, {}, {}, {}, visits=6, paces=paces, first_loss=2 * loss
+    )
 
 
 def came(*losses: float) -> Came:
@@ -49,7 +51,7 @@ def came(*losses: float) -> Came:
 
 def test_rounds_that_most_lose_by_are_taken_back() -> None:
     """Four of six must lose, five where labels are uneven, and the median of all more than 1 %; and that twice."""
-    doubted = {"0": Pace(1.0, [], {"w": torch.tensor([1.0])}, doubted=True)}
+    doubted = {"0": Pace(1.0, [], {"w": torch.tensor([1.0])}, doubted=True, waited=1)}
     for losses, uneven, taken in [
         ((1.2, 1.2, 1.2, 1.2, 0.9, 0.9), False, True),
         ((1.2, 1.2, 1.2, 1.2, 0.9, 0.9), True, False),
@@ -78,6 +80,19 @@ def test_one_bad_round_after_a_good_one_is_a_doubt() -> None:
     assert (after.back, after.held, after.state.paces["0"].doubted) == (set(), set(), False), "half have recovered"
     after = pace.judged(state, [came(1.5, 1.5)], False)
     assert (after.back, after.held, after.state.pace.tolist()) == ({0}, {0}, [0.25])
+
+
+def test_a_network_that_has_not_learnt_may_lose_by_two_rounds() -> None:
+    """At 0.51 of its first loss it has not learnt, at 0.5 it has; a good round begins the count again."""
+    worse, better = [came(*(1.5,) * 6)], [came(*(0.9,) * 6)]
+    for first_loss, rounds in ((2.0, 1), (1.96, 2)):
+        state = replace(state_of(1.0, {"0": Pace(1.0, [], {"w": torch.tensor([1.0])})}), first_loss=first_loss)
+        for _ in range(rounds):
+            state, back, held, _ = pace.judged(state, worse, False)
+            assert (back, held) == (set(), {0})
+        assert pace.judged(state, better, False).state.paces["0"].waited == 0
+        state, back, _, _ = pace.judged(state, worse, False)
+        assert (back, state.pace.tolist(), state.paces["0"].waited) == ({0}, [0.5], 0)
 
 
 def test_a_group_in_doubt_is_held_to_the_losses_of_its_good_model(digits: OwnPopulation) -> None:

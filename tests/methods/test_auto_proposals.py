@@ -43,14 +43,14 @@ def test_pulls_are_foretold_by_fellows() -> None:
     All in one part: the fellows' mean of the first is (1, 1) / 3, and 2 d.mean - |mean|^2 = 2/3 - 2/9 = 4/9. Of the
     third it is (2, 0) / 3: 0 - 4/9. With the third by itself the first two have (1, 0) / 2: 1 - 1/4, and it has nobody.
     """
-    pulls = Pulls(np.array([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]]), np.ones((3, 1)), 1.0, 1.0)
+    pulls = Pulls(np.array([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]]), np.ones((3, 1)), 1.0, 1.0, 1.0)
     assert pulls.foretold(np.array([0, 0, 0]))[0] == pytest.approx([4 / 9, 4 / 9, -4 / 9])
     assert pulls.foretold(np.array([0, 0, 1]))[0] == pytest.approx([0.75, 0.75, 0.0])
 
 
 def test_clients_without_a_class_in_common_are_neither_alike_nor_unlike() -> None:
     """The second holds only the other class: the first is as likely beside it as alone."""
-    pulls = Pulls(np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [5.0, 1.0]]]), np.eye(2), 1.0, 1.0)
+    pulls = Pulls(np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [5.0, 1.0]]]), np.eye(2), 1.0, 1.0, 1.0)
     assert pulls.fits(np.array([0, 1]))[0] == pytest.approx(np.full(2, pulls.alone()[0]))
 
 

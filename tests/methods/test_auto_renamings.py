@@ -220,7 +220,8 @@ def test_groups_of_one_network_have_one_pace_and_one_mean() -> None:
         Came(tuple(f"{g}-{i}" for i in range(4)), Visit({}, torch.ones(4), torch.full((4,), 2.0)), {}, [g] * 4)
         for g in (0, 1)
     ]
-    slower, back, held, _ = pace.judged(state, came, uneven=False)
+    learnt = replace(state, first_loss=2.0)
+    slower, back, held, _ = pace.judged(learnt, came, uneven=False)
     assert (back, held) == (set(), {0, 1}), "in doubt"
     slower, back, held, _ = pace.judged(slower, came, uneven=False)
     assert back == held == {0, 1}

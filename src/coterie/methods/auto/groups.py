@@ -27,7 +27,12 @@ from coterie.methods.clustered import Choice
 ASK = 1.5
 """The t of the looks from which members are asked, where the groups are not clear (without groups it is below 0)."""
 _VISITS, _LATER = 5.0, 2.5
-"""Visits of each client before the first question: the network must have begun to learn; a later one takes longer."""
+"""Visits of each client before the first question; a later one takes longer."""
+_SLOW = 12.0
+"""Where there are classes, the network must have learnt first (`pace.learnt`), or have had so many visits of each.
+
+While it has learnt little, any part of its clients learns faster by itself (docs/results/auto.md).
+"""
 MISFIT = 2.0
 """A client whose loss on arrival is so many times what it was, and what its fellows have, no longer fits."""
 _NEW_MISFIT = 3.0
@@ -79,8 +84,9 @@ def averaged(state: Groups, came: Sequence[Came], rule: Rule, fed: Federation) -
     for group in sorted({state.root(group) for group in back}):
         now = float(state.pace[group])
         state = told(state, fed, f"group {group} lost by its last rounds: taken back, and on at {now:.3g} of the rate")
-    visits = state.visits + len(ids)
-    return replace(state, models=models, before=before, cluster=cluster, known=known, latest=latest, visits=visits)
+    first = state.first_loss if state.visits else float(np.median([x for part in came for x in part.loss]))
+    state = replace(state, visits=state.visits + len(ids), first_loss=first)
+    return replace(state, models=models, before=before, cluster=cluster, known=known, latest=latest)
 
 
 def looked(state: Groups, came: Came, fed: Federation) -> tuple[Groups, Came]:
@@ -191,7 +197,9 @@ def split(state: Groups, group: int, part: dict[str, int]) -> Groups:
 def asked(state: Groups, fed: Federation) -> Groups:
     """All parted by their looks where these are clear; otherwise a question, if they support a partition of a group."""
     state, found = parted(state, fed)
-    if state.question is not None or state.clear or state.visits < max(_VISITS * len(fed.ids), _LATER * state.denied):
+    early = state.visits < max(_VISITS * len(fed.ids), _LATER * state.denied)
+    early |= fed.task.has_classes and state.visits < _SLOW * len(fed.ids) and not pace.learnt(state, state.known)
+    if state.question is not None or state.clear or early:
         return state
     best: SplitQuestion | None = None
     for group in range(count(state.models)):

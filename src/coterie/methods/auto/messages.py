@@ -72,6 +72,7 @@ class Pace:
 
     `rises` are of the members that have come since this was last judged. Where `good` is empty it is that of before;
     `restored` says that the group has just gone back to it, `doubted` that most have lost by what came after it.
+    `waited` counts the bad rounds after which it has gone on.
     """
 
     share: float
@@ -79,6 +80,7 @@ class Pace:
     good: State
     restored: bool = False
     doubted: bool = field(default=False, metadata={LATER: True})
+    waited: int = field(default=0, metadata={LATER: True})
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class Groups:
     steady: Stack = field(default_factory=dict, metadata={LATER: True})
     """What clients use in place of `models` (`steady`); empty where it would be the same."""
     renamed: dict[str, Renaming] = field(default_factory=dict, metadata={LATER: True})
+    first_loss: float = field(default=0.0, metadata={LATER: True})
+    """The median loss of the model that all began with, by those who came first; 0 before the first round."""
     events: list[Event] = field(default_factory=list)
 
     def root(self, group: int) -> int:

@@ -5,7 +5,8 @@ is right for most clients may be too high for one group, whose network then dies
 its last good model can. This is the "bold driver" (Vogl et al. 1988, Battiti 1989), with clients for witnesses.
 
 One bad round may be chance, and most are made good by the next one. So a group that has had a good one goes on once
-more; only if its members still lose more than they did with the good model are both rounds taken back.
+more; only if its members still lose more than they did with the good model are both rounds taken back. A network that
+has hardly learnt has little to lose, and at a high rate its loss often rises before it falls: it goes on twice.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -35,6 +37,9 @@ _MOST, _MOST_UNEVEN, _RISEN = 2 / 3, 0.85, 0.01
 
 Where labels are uneven, a round is good for some and bad for others by who came to it: there it takes nearly all.
 """
+_WAITS, _WAITS_EARLY = 1, 2
+"""Bad rounds that are waited out after a good one, and while a group has not learnt."""
+_LEARNT = 0.5  # the share of the first loss to which its clients' losses have fallen when a network has learnt
 _FEWEST, _SHARE = 4, 0.5  # members, and the share of them, that must have come before a group is judged
 _LEAST = 1e-6
 
@@ -103,8 +108,8 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> JudgedPaces:
         elif old.restored:
             afresh |= set(there[group])
             paces[str(group)] = Pace(min(old.share / SLOWER, 1.0), [], row(state.models, group))
-        elif old.good and not old.doubted:
-            paces[str(group)] = Pace(old.share, [], old.good, doubted=True)
+        elif old.good and old.waited < _waits(state, group):
+            paces[str(group)] = Pace(old.share, [], old.good, doubted=True, waited=old.waited + 1)
         else:
             back.add(group)
             slower = max(SLOWER * old.share, SLOWEST)
@@ -116,6 +121,16 @@ def judged(state: Groups, came: Sequence[Came], uneven: bool) -> JudgedPaces:
     arrived = sorted({*state.arrived} - seen | early)
     back, held = ({group for group in range(count(state.models)) if state.root(group) in some} for some in (back, held))
     return JudgedPaces(replace(state, paces=paces, arrived=arrived), back, held, afresh)
+
+
+def learnt(state: Groups, clients: Collection[ClientId]) -> bool:
+    """Whether most of these clients, which have been met, lose much less than they did by the first model."""
+    return median(state.known[client].loss for client in clients) <= _LEARNT * state.first_loss
+
+
+def _waits(state: Groups, group: int) -> int:
+    there = [client for client, own in state.cluster.items() if state.root(own) == group and client in state.known]
+    return _WAITS if learnt(state, there) else _WAITS_EARLY
 
 
 def taken_back(state: Groups, models: Stack, back: Collection[int], heads: Sequence[str] = ()) -> Stack:
