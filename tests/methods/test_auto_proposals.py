@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ import torch
 
 from coterie.core.cohort import Cohort
 from coterie.core.optimiser import Optimiser
+from coterie.core.states import stack
 from coterie.core.task import Task
 from coterie.data import build
-from coterie.methods.auto.groups import ASK
+from coterie.methods.auto.groups import ASK, asked
 from coterie.methods.auto.looks import pulls
-from coterie.methods.auto.messages import Look
+from coterie.methods.auto.messages import Groups, Known, Look
 from coterie.methods.auto.proposals import Pulls, propose
 from coterie.models import build_model
 
@@ -133,6 +136,25 @@ def test_what_a_liar_shows_does_not_change_the_groups_of_the_others(length: floa
     assert found.clear
     pairs = {(found.part[f"c{number:02d}"], group) for number, group in enumerate(truth) if number != 7}
     assert len(pairs) == 2
+
+
+@pytest.mark.parametrize(
+    ("visits", "loss", "classes", "asks"),
+    [(5, 0.5, True, True), (5, 0.51, True, False), (4, 0.1, True, False), (12, 1.0, True, True), (5, 1.0, False, True)],
+)
+def test_members_are_asked_when_the_network_has_learnt(visits: int, loss: float, classes: bool, asks: bool) -> None:
+    """After five visits at half the first loss, or after twelve; without classes after five, whatever the loss."""
+    looks = looks_of([number % 2 for number in range(30)], 0.3, own=0.8)
+    models = stack([{"w": torch.zeros(1)}])
+    known = {name: Known(visits, 10.0, loss) for name in looks}
+    state = Groups(
+        *(models, models, dict.fromkeys(looks, 0), known, looks, {}, {}), visits=visits * len(looks), first_loss=1.0
+    )
+    task = SimpleNamespace(has_classes=classes)
+    fed: Any = SimpleNamespace(ids=sorted(looks), task=task, round=visits, note=lambda text: None)
+    new = asked(state, fed)
+    assert not new.clear
+    assert (new.question is not None) == asks
 
 
 def test_three_clients_are_too_few_to_propose() -> None:
