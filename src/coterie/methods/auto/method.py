@@ -152,7 +152,8 @@ class Auto(KnowsMembers[Groups]):
     def try_out(self, c: Cohort, sent: Paced) -> Tried:
         """On the client: the same as `train`; beside it, try personal models."""
         visit = self.train(c, sent)
-        return Tried(visit.model, visit.size, visit.loss, personal.tried(c, sent.models, self.opt, sent.pace).float())
+        trials = personal.tried(c, sent.models, self.opt, self.tuning(c.round), sent.pace)
+        return Tried(visit.model, visit.size, visit.loss, trials.float())
 
     @on_client("models", "scores")
     def compare(self, c: Cohort, sent: Pair) -> Weighed:
@@ -200,7 +201,7 @@ class Auto(KnowsMembers[Groups]):
 
     def uses(self, c: Cohort, sent: Prepared) -> Use:
         """On the client: its personal model."""
-        return use(c, personal.made(c, sent.models, sent.choice, self.opt, sent.pace))
+        return use(c, personal.made(c, sent.models, sent.choice, self.opt, self.tuning(c.round), sent.pace))
 
     def panels(self, state: Groups, ids: Sequence[ClientId], truth: Sequence[int] | None) -> list[Panel]:
         """The groups, how they came about, and what clients use."""

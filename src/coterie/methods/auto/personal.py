@@ -25,22 +25,24 @@ from coterie.methods.auto.pace import trained
 from coterie.methods.auto.visits import TRY_EVERY
 
 CHOICES = ("as it is", "fine-tuned gently", "fine-tuned", "its own alone")
-_TUNED, _ALONE = (1, 2), 3
-_GENTLY = 0.2  # the share of the rate
+_GENTLY, _FULLY, _ALONE = 1, 2, 3
 _MEMORY = 0.5  # what earlier trials still count
 _MOST_LOSS = 2.0  # of one sample: how sure a wrong answer was matters less than that it is wrong
 _HOPELESS = 1.5
 
 
-def tried(c: Cohort, sent: Stack, opt: Optimiser, pace: Tensor) -> Tensor:
-    """On the clients: the losses of all choices on either half, [C, 2 * choices]; they go on with their own models."""
+def tried(c: Cohort, sent: Stack, opt: Optimiser, tuning: Optimiser, pace: Tensor) -> Tensor:
+    """On the clients: the losses of all choices on either half, [C, 2 * choices]; they go on with their own models.
+
+    `tuning` is the gentle fine-tuning, the same as beside every method; `opt` is a round's training.
+    """
     hopeful = c.recall_tensor("hopeful", torch.ones(len(c)))
     first, pair = spread(c.task.init(c.seed), len(c)), halves(c)
     found = []
     for number, (half, other) in enumerate((pair, pair[::-1])):
         alone = _on(half, c.recall(f"alone on half {number}", first), opt, pace * hopeful)
         c.keep(f"alone on half {number}", alone)
-        soft = trained(half, sent, opt, _GENTLY * pace, "try gently")
+        soft = trained(half, sent, tuning, pace, "try gently")
         models = (sent, soft, trained(half, sent, opt, pace, "try"), alone)
         judges = [_judged_on(c, index, number, client.train) for index, client in enumerate(other.data)]
         found.append(torch.stack([_losses(c, models, index, judge) for index, judge in enumerate(judges)]))
@@ -105,7 +107,7 @@ def chosen(
     for client in ids:
         gain = (sure[place[client]] if client in place else none if client in lacking else usual).clone()
         if client in alike:
-            gain[list(_TUNED)] = -torch.inf
+            gain[[_GENTLY, _FULLY]] = -torch.inf
         found.append(int(gain.argmax()))
     return found
 
@@ -124,9 +126,9 @@ def _sure(gains: Tensor) -> tuple[Tensor, Tensor]:
     return mean + trust * (own - mean) - kept, mean - error
 
 
-def made(c: Cohort, models: Stack, choice: Tensor, opt: Optimiser, pace: Tensor) -> Stack:
+def made(c: Cohort, models: Stack, choice: Tensor, opt: Optimiser, tuning: Optimiser, pace: Tensor) -> Stack:
     """On the client: the model it would use now, by the choice of each."""
     own, alone = c.recall("alone", models), choice == _ALONE
     result = {name: torch.where(alone.view(-1, *[1] * (t.dim() - 1)), own[name], t) for name, t in models.items()}
-    share = torch.tensor([0.0, _GENTLY, 1.0, 0.0], dtype=torch.float64)
-    return trained(c, result, opt, pace * share[choice], "personal")
+    gently = trained(c, result, tuning, pace * (choice == _GENTLY), "personal")
+    return trained(c, gently, opt, pace * (choice == _FULLY), "personal")
