@@ -53,7 +53,7 @@ class Auto(KnowsMembers[Groups]):
     paper: ClassVar[str] = "ours: how classes pull on the first model tells groups; unclear ones are judged by loss"
     summary: ClassVar[str] = "finds groups while it trains, at nearly FedAvg's bytes; nothing to set"
     use_when: ClassVar[str] = "nothing is known of the groups: skew, drift, few clients a round, newcomers"
-    avoid_when: ClassVar[str] = "there is no server; clients mix groups (fedcg) or all differ a little (tuned fedavg)"
+    avoid_when: ClassVar[str] = "there is no server; clients mix groups (fedcg serves each sample)"
     state_type: ClassVar[type[Groups]] = Groups
 
     def init(self, fed: Federation) -> Groups:
