@@ -136,6 +136,14 @@ def test_one_group_is_known_after_as_many_visits_as_are_said() -> None:
     assert any(note.startswith(f"fedsem, round {FIRST}: k = 1") for note in watch.notes)
 
 
+def test_one_group_is_not_known_before_its_members_can_be_asked() -> None:
+    """A network that learns nothing is asked after twelve visits, so until then there may be groups."""
+    watch = Rows()
+    slow = asking("fedsem", lr=1e-6)
+    run(slow, clients(1), net, rounds=12, seed=2, evaluate_every=100, engine=_ONE, view=watch)
+    assert any(note.startswith("fedsem, round 12: k = 1") for note in watch.notes)
+
+
 @pytest.mark.parametrize(("name", "stop"), [("ifca", 2), ("ifca", 7), ("fedcg", 7)])
 def test_resumed_in_either_phase(name: str, stop: int, tmp_path: Path) -> None:
     whole, _ = of_two_groups(name)

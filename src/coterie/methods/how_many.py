@@ -36,7 +36,8 @@ from coterie.methods.served import Use, use
 
 _ASKING = "asking"
 FIRST, AFTER = 6, 3
-"""Visits of every client after which nothing more is expected: of one group, and after the last change."""
+"""Visits of every client after which nothing more is expected: of one group, once it has been asked or nothing was
+proposed, and after the last change."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,10 @@ class HowMany(RoundMethod[Any]):
             return replace(state, own=after), log
         changed = count(after.models) != count(before.models)
         state = replace(state, asked=after, since=after.visits if changed else state.since)
-        patience = (AFTER if count(after.models) > 1 else FIRST) * len(fed.ids)
-        if after.question is not None or after.visits - state.since < patience:
+        several = count(after.models) > 1
+        patience = (AFTER if several else FIRST) * len(fed.ids)
+        still_to_ask = not (several or after.clear or after.denied)  # members are asked when the network has learnt
+        if after.question is not None or still_to_ask or after.visits - state.since < patience:
             return state, log
         return self._known(state, fed), log
 
