@@ -6,6 +6,7 @@ It also holds the exact digest on the kind of machine that recorded it; that par
 `golden_deployed.json` holds the same of runs between real processes.
 
     python -m tests.laws.golden     records all simulated cases again (a change of results must be meant)
+    python -m tests.laws.golden add     adds the bits of this kind of machine to cases that are as recorded
     COTERIE_RECORD=1 pytest -n 1 tests/deploy/test_flower.py tests/deploy/test_peer_faults.py     the deployed ones
 """
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -138,12 +141,50 @@ def _digest(result: Result) -> str:
     return sha256(b"".join(parts)).hexdigest()[:16]
 
 
+@lru_cache
 def _machine() -> str:
-    """The kind of machine, as far as sums depend on it."""
+    """The kind of machine, as far as sums depend on it.
+
+    Libraries choose how they add by the CPU's maker and model, not by its instructions alone: so the kind is told by
+    the bits of some sums.
+    """
     kernel = "kernel" if why_not() is None else "no kernel"
-    return f"torch {torch.__version__.partition('+')[0]}, {torch.backends.cpu.get_cpu_capability()}, {kernel}"
+    version, instructions = torch.__version__.partition("+")[0], torch.backends.cpu.get_cpu_capability()
+    return f"torch {version}, {instructions}, {kernel}, sums {_some_sums()}"
+
+
+def _some_sums() -> str:
+    """A digest of products, convolutions and functions of the sizes that the recorded runs have."""
+    threads, found = torch.get_num_threads(), sha256()
+    torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.float64):
+        numbers = (torch.arange(1, 20_001) % 997).to(dtype) / 997 - 0.5
+        for rows, inner, columns in ((5, 64, 24), (8, 64, 32), (24, 8, 64), (40, 300, 10), (64, 200, 64)):
+            left, right = numbers[: rows * inner].view(rows, inner), numbers[-inner * columns :].view(inner, columns)
+            for product in (left @ right, torch.baddbmm(left.sum() + right[:1], left[None], right[None])):
+                found.update(product.numpy().tobytes())
+        image, filters = numbers[:2_048].view(4, 2, 16, 16), numbers[-450:].view(9, 2, 5, 5)
+        for each in (
+            torch.conv2d(image, filters),
+            numbers.exp(),
+            numbers.tanh(),
+            numbers.view(200, 100).log_softmax(1),
+        ):
+            found.update(each.numpy().tobytes())
+    torch.set_num_threads(threads)
+    return found.hexdigest()[:8]
+
+
+def add_this_machine(cases: Mapping[str, Result]) -> None:
+    """Write down the digests of this kind of machine beside the others', of cases that are as recorded."""
+    for case, result in cases.items():
+        assert not differences(case, result), case
+        known = _known(case)
+        known[case]["exact"][_machine()] = _digest(result)
+        _file(case).write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    record({f"simulated {name}": simulate(name) for name in METHODS})
+    write = add_this_machine if sys.argv[1:] == ["add"] else record
+    write({f"simulated {name}": simulate(name) for name in METHODS})
